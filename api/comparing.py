@@ -1,4 +1,4 @@
-"""Several models beside one another."""
+"""Comparison of several models."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .named_array import NamedArray, no_such
 
 
 class Comparison:
-    """Every pair of some models: ``comparison.kl.sel(model="a", other="b")``.
+    """Results for every pair of some models: ``comparison.kl.sel(model="a", other="b")``.
 
-    Arrays have the models' names as coordinates. Layers count from 0 here, the embedding output.
+    Arrays have the models' names as coordinates. Layers count from 0, the embedding output.
     """
 
     def __init__(self, compared: Compared, probe: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Comparison:
         return self._between(self.compared.pairs.last_cka(), "cka", "CKA of the last states")
 
     def cka_by_layer(self, model: str, other: str) -> NamedArray:
-        """CKA of every layer of one with every layer of another: ``layer``, ``other_layer``."""
+        """Return CKA of every layer of one with every layer of another: ``layer``, ``other_layer``."""
         for name in (model, other):
             if name not in self.models:
                 raise no_such("model", name, self.models)
@@ -79,7 +79,7 @@ class Comparison:
 
     @property
     def barriers(self) -> dict[tuple[str, str], float]:
-        """How far the loss rises on the straight line between two models' weights, in nats, by pair of names."""
+        """Rise of the loss on the straight line between two models' weights, in nats, by pair of names."""
         return {(self.models[x.a], self.models[x.b]): x.barrier.height for x in self.compared.lines}
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ def compare(
     text: str | list[str] | None = None,
     barrier: int | None = None,
 ) -> Comparison:
-    """Compare models inside and in what they predict (definitions §15): what ``birthmark compare`` does.
+    """Compare models in their hidden states and predictions (definitions §15), like ``birthmark compare``.
 
     Args:
         models: two or more, each in memory or by any name that `load` takes; all with one vocabulary.

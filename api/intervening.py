@@ -1,4 +1,4 @@
-"""What a model does while blocks of it are changed."""
+"""Interventions: results of a model while blocks of it are changed."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _FIGURES = {
 
 
 class InterventionResult:
-    """A model left alone and changed: ``found["attention"].sel(dose=8, layer=3)``.
+    """Figures of a model unchanged and changed: ``found["attention"].sel(dose=8, layer=3)``.
 
-    The dose of the model left alone is NaN and comes first; of a kind without doses it is 1 where the model is changed.
+    The dose of the unchanged model is NaN and comes first; a kind without doses has the dose 1 for the changed model.
     """
 
     def __init__(self, found: Intervened, model: str) -> None:
@@ -44,7 +44,7 @@ class InterventionResult:
 
     @property
     def sentence(self) -> str:
-        """One sentence on the outcome, as the command prints it."""
+        """Outcome in one sentence, as printed by the command."""
         return intervention_sentence(self.found)
 
     def __getitem__(self, name: str) -> NamedArray:
@@ -68,7 +68,7 @@ class InterventionResult:
 
     @property
     def loss(self) -> list[float]:
-        """Mean loss of every pass, nats per token, of the model left alone first.
+        """Mean loss of every pass, nats per token, that of the unchanged model first.
 
         Raises:
             UsageError: the model was shown random tokens.
@@ -108,28 +108,28 @@ def intervene(
     probe_seed: int = 0,
     batch_size: int = BATCH_SIZE,
 ) -> InterventionResult:
-    """Read a probe with a model left alone, and with blocks of it changed: what ``birthmark intervene`` does.
+    """Read a probe with a model unchanged, and with blocks of it changed, like ``birthmark intervene``.
 
-    The model is left as it was.
+    The model is left unchanged.
 
     Args:
-        model: a loaded one, or any name that `load` takes; our decoder or a causal language model of ``transformers``.
+        model: a loaded one, or any name that `load` takes; a decoder or a causal language model of ``transformers``.
         kind: ``mask``, ``amplify``, ``scale``, ``ablate_unit``, ``ablate_channel``, ``ablate_head`` or
             ``ablate_value`` (docs/measuring.md).
         layers: blocks, from 1, all changed at once; or ``all``.
-        positions: from 0; units, channels and heads are ablated at every one where none is given.
+        positions: from 0; units, channels and heads are ablated at every one if none is given.
         lambdas: doses of amplify and scale; by default 1, 2, 4 and 8.
-        around: what amplify moves away from: ``outputs``, the default, or ``values``.
-        matched: let what heads aggregate grow in norm as amplify of the same dose would; of scale.
+        around: centre from which amplify moves away: ``outputs``, the default, or ``values``.
+        matched: for scale, give the heads' aggregation the norm that amplify of the same dose would.
         units: hidden units of the MLP, from 0.
-        channels: of the residual stream, from 0.
+        channels: channels of the residual stream, from 0.
         heads: query heads, from 0.
-        fill: what an ablated thing becomes: ``zero``, the default, or ``mean``.
-        probe: ``random``, ``bos``, ``text`` or ``text_without_bos``; by default text where there is some.
-        text: files or folders of text, which the model's own tokenizer reads.
+        fill: replacement of an ablated part: ``zero``, the default, or ``mean``.
+        probe: ``random``, ``bos``, ``text`` or ``text_without_bos``; by default text if given.
+        text: files or folders of text, read by the model's own tokenizer.
         n_sequences: sequences in the probe.
         seq_len: tokens in each.
-        probe_seed: decides random tokens.
+        probe_seed: seed of random tokens.
         batch_size: sequences in one forward pass.
 
     Raises:
@@ -161,7 +161,7 @@ def intervene(
 
 
 def _numbers(given: int | Sequence[int] | str) -> tuple[int, ...]:
-    """One number or several, each once, rising.
+    """Return one number or several as a tuple, each once, rising.
 
     Raises:
         UsageError: a word.

@@ -38,7 +38,7 @@ def fingerprint(
     cache_dir: str | Path | None = None,
     **settings: Any,
 ) -> Fingerprint:
-    """Test whether two models share a birth (docs/lineage.md): what ``birthmark fingerprint`` does.
+    """Test if two models share a birth (docs/lineage.md), like ``birthmark fingerprint``.
 
     Args:
         a: a model, or any name that `load` takes; our own architecture, or one of ``transformers``.
@@ -75,7 +75,7 @@ def fingerprint(
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers are numbers of Python's here."""
+    """Convert numpy's numbers to Python's."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -30,7 +30,7 @@ from .snapshots import Snapshot
 
 
 class Model:
-    """A model in memory, in evaluation mode, with its config and, where it has one, its tokenizer.
+    """A model in memory, in evaluation mode, with its config and its tokenizer, if it has one.
 
     Calling it with token ids ``[B, T]`` gives logits ``[B, T, V]``.
     """
@@ -40,7 +40,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """What it was loaded by."""
+        """Name by which it was loaded."""
         return self.loaded.name
 
     @property
@@ -50,17 +50,17 @@ class Model:
 
     @property
     def config(self) -> Any:
-        """Its shape; of our own models a ``ModelConfig``."""
+        """Shape of the model; a ``ModelConfig`` for models of this package."""
         return self.loaded.model.config
 
     @property
     def step(self) -> int:
-        """Optimizer steps that it has been trained for; -1 where that is not known."""
+        """Optimizer steps that it has been trained for; -1 if unknown."""
         return self.loaded.step
 
     @cached_property
     def tokenizer(self) -> TextTokenizer | None:
-        """The tokenizer of the text that it reads; None where there is none."""
+        """Tokenizer of the text that it reads; None without one."""
         file = self.loaded.tokenizer_file
         return None if file is None else TextTokenizer.load(file)
 
@@ -70,10 +70,10 @@ class Model:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def birth(self) -> Model:
-        """The model as it was at step 0, before any training.
+        """Return the model at step 0, before any training.
 
         Raises:
-            UsageError: its birth is not known.
+            UsageError: its birth is unknown.
         """
         if self.loaded.newborn is None:
             raise UsageError(f"{self.name}: its birth is not known")
@@ -81,13 +81,13 @@ class Model:
         return Model(replace(self.loaded, name=f"birth of {self.name}", model=born, step=0))
 
     def __call__(self, tokens_BT: Any) -> Tensor:
-        """Logits ``[B, T, V]`` of token ids ``[B, T]``, without gradients."""
+        """Compute logits ``[B, T, V]`` of token ids ``[B, T]``, without gradients."""
         tokens_BT = torch.as_tensor(tokens_BT, device=next(self.module.parameters()).device)
         with torch.no_grad():
             return self.module(tokens_BT)
 
     def measure(self, **settings: Any) -> Snapshot:
-        """`birthmark.measure` of it."""
+        """Measure it with `birthmark.measure`."""
         return measure(self, **settings)
 
     def __repr__(self) -> str:
@@ -108,8 +108,8 @@ def load(
     Args:
         name: ``RUN`` (its last checkpoint), ``RUN@STEP`` (``@0`` is its birth), a checkpoint's folder, ``CONFIG@SEED``
             (a birth), a folder of ``transformers``, a GGUF file or a hub id; or a ``Run``.
-        dtype: of the weights.
-        on: the device; by default a GPU where there is one.
+        dtype: type of the weights.
+        on: the device; by default a GPU if there is one.
         trust_remote_code: run the code that a model of ``transformers`` brings, if it brings any.
 
     Raises:
@@ -134,9 +134,8 @@ def measure(
     text: str | Sequence[str] | None = None,
     gradients: bool = False,
 ) -> Snapshot:
-    """Measure a model's biases on random tokens, and on text if there is some: what ``birthmark snapshot`` does.
-
-    The model is left as it was.
+    """Measure a model's biases on random tokens, and on text if given, like ``birthmark snapshot``. The model is left
+    unchanged.
 
     Args:
         model: a loaded one, or any name that `load` takes; our decoder or a causal language model of ``transformers``.
@@ -173,7 +172,7 @@ def measure(
 
 
 def loaded_of(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:
-    """A model in memory or by name, as what measures it takes it."""
+    """Return the :class:`LoadedModel` of a model in memory or by name."""
     if isinstance(model, (str, PathLike)):
         return load(model).loaded
     if isinstance(model, Model):

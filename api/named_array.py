@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class NamedArray:
-    """An array with a name and a coordinate for each index: ``run.snapshots["sink_mass"].sel(layer=2)``.
+    """An array whose dimensions have a name and a coordinate for each index:
+    ``run.snapshots["sink_mass"].sel(layer=2)``.
 
     NumPy takes it as an array. For more than selecting and averaging there are `to_xarray` and `to_pandas`.
     """
@@ -32,7 +33,7 @@ class NamedArray:
     """By dimension: what its indices stand for. Layers count from 1, heads and positions from 0."""
     name: str = ""
     label: str = ""
-    """What axes and tables call it."""
+    """Name on axes and in tables."""
     unit: str = ""
 
     @property
@@ -51,7 +52,7 @@ class NamedArray:
         return float(self.values)
 
     def sel(self, **wanted: Any) -> NamedArray:
-        """Select by coordinates: one takes its dimension away, a list keeps it.
+        """Select by coordinates: a single one removes its dimension, a list keeps it.
 
         Raises:
             UsageError: no such dimension or coordinate.
@@ -59,7 +60,7 @@ class NamedArray:
         return self.isel(**{dim: self._places(dim, value) for dim, value in wanted.items()})
 
     def isel(self, **places: Any) -> NamedArray:
-        """Select by indices from 0: a number takes its dimension away, a list or a slice keeps it."""
+        """Select by indices from 0: a number removes its dimension, a list or a slice keeps it."""
         for dim in places:
             self._check(dim)
         values, dims, coords = self.values, self.dims, dict(self.coords)
@@ -75,15 +76,17 @@ class NamedArray:
         return replace(self, values=values, dims=dims, coords=coords)
 
     def mean(self, dim: str | None = None) -> NamedArray:
-        """The mean over one dimension, by default over all."""
+        """Compute the mean over one dimension, by default over all."""
         return self._reduced(np.mean, dim)
 
     def max(self, dim: str | None = None) -> NamedArray:
-        """The largest value along one dimension, by default of all."""
+        """Return the largest value along one dimension, by default of all."""
         return self._reduced(np.max, dim)
 
     def to_pandas(self) -> pd.Series[Any] | pd.DataFrame:
-        """A series of one dimension, a frame of two; of more, a series with one level of its index for each."""
+        """Convert to a series for one dimension, a frame for two; for more, a series with one level of its index for
+        each.
+        """
         pd = optional_library("pandas")
         if self.values.ndim == 1:
             return pd.Series(self.values, self._index(pd, 0), name=self.name)
@@ -93,7 +96,7 @@ class NamedArray:
         return pd.Series(self.values.ravel(), index, name=self.name)
 
     def to_xarray(self) -> xr.DataArray:
-        """The same as a ``DataArray``, with label and unit as its attributes."""
+        """Convert to a ``DataArray``, with label and unit as its attributes."""
         attrs = {key: value for key, value in (("long_name", self.label), ("units", self.unit)) if value}
         return optional_library("xarray").DataArray(self.values, dict(self.coords), self.dims, self.name or None, attrs)
 
@@ -131,14 +134,14 @@ class NamedArray:
 
 
 def no_such(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not among those known."""
+    """Make the error for an unknown name."""
     close = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean {close[0]}?" if close else "docs/quantities.md lists them"
     return UsageError(f"{name}: no such {what}; {hint}")
 
 
 def optional_library(library: str) -> Any:
-    """Import a library that only some machines have; UsageError with its install line if this one has not."""
+    """Import an optional library; UsageError with its install line if it is missing."""
     if importlib.util.find_spec(library) is None:
         raise UsageError(f"this needs {library}: pip install {library}")
     return importlib.import_module(library)

@@ -29,7 +29,7 @@ def pretrain(
     resume: bool = False,
     progress: bool = False,
 ) -> Run:
-    """Train a model, with a snapshot at birth and at every checkpoint: what ``birthmark pretrain`` does.
+    """Train a model, with a snapshot at birth and at every checkpoint, like ``birthmark pretrain``.
 
     Args:
         config: a config, its fields (nested or dotted), a YAML file, or the name of a config that comes with the
@@ -60,7 +60,7 @@ def pretrain(
 
 
 def in_its_folder(config: RunConfig, name: str) -> RunConfig:
-    """The config with a name and a folder: ``name`` and ``runs/NAME`` where it has none.
+    """Give a config a name and a folder if it lacks them: ``name`` and ``runs/NAME``.
 
     In a sweep of W&B, whose runs have one config, the folder has the run's id in its name too.
     """
@@ -70,8 +70,9 @@ def in_its_folder(config: RunConfig, name: str) -> RunConfig:
 
 
 def run_training(config: RunConfig, *, resume: bool, console: Console, report: bool) -> tuple[RunConfig, Outcome]:
-    """Train in the run's folder, and write its page if it is to have one; the config with what it starts from, and how
-    the run ended."""
+    """Train in the run's folder, and write its page if requested; return the config, with the model that it starts
+    from, and the outcome.
+    """
     from ..trainer.initial_model import resolve_init_from
     from ..trainer.run import pretrain as train
 

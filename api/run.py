@@ -29,7 +29,7 @@ class Metrics:
         """Names of all that was logged."""
 
     def __getitem__(self, name: str) -> NamedArray:
-        """One metric at the steps where it was logged; null in the file is NaN."""
+        """Return one metric at the steps that have it; null in the file is NaN."""
         if name not in self.names:
             raise no_such("metric", name, self.names)
         steps = [step for step, row in self._rows.items() if name in row]
@@ -37,7 +37,7 @@ class Metrics:
         return NamedArray(values, ("step",), {"step": np.array(steps)}, name)
 
     def to_pandas(self) -> pd.DataFrame:
-        """All of them: a row for each step, a column for each name."""
+        """Convert all metrics to a frame: a row for each step, a column for each name."""
         pd = optional_library("pandas")
         rows = [[row.get(name) for name in self.names] for row in self._rows.values()]
         return pd.DataFrame(rows, pd.Index(list(self._rows), name="step"), self.names, dtype=float)
@@ -58,7 +58,7 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.files = RunDir.open_measured(Path(path))
-        """Its files by name (docs/run-directory.md)."""
+        """Files of the run by name (docs/run-directory.md)."""
 
     @property
     def path(self) -> Path:
@@ -76,17 +76,17 @@ class Run:
 
     @cached_property
     def birth(self) -> dict[str, Any]:
-        """Its birth certificate: digest, seed, versions."""
+        """Birth certificate: digest, seed, versions."""
         return self.files.read_birth()
 
     @property
     def snapshots(self) -> Snapshots:
-        """Its snapshots, birth first."""
+        """Snapshots of the run, birth first."""
         return Snapshots(self.files)
 
     @property
     def metrics(self) -> Metrics:
-        """Its training log."""
+        """Training log of the run."""
         return Metrics(self.files)
 
     @property
@@ -95,13 +95,13 @@ class Run:
         return list(self.files.checkpoints_by_step())
 
     def load(self, step: int | None = None) -> Model:
-        """The model of a checkpoint, by default of the last; 0 is its birth."""
+        """Load the model of a checkpoint, by default of the last; 0 is its birth."""
         from .model import load
 
         return load(str(self.path) if step is None else f"{self.path}@{step}")
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page, by default into the run's folder; its path."""
+        """Write the page, by default into the run's folder; return its path."""
         from ..report.run_page import build_report
 
         file = self.files.report if out is None else Path(out)

@@ -17,11 +17,11 @@ from .named_array import NamedArray, no_such
 
 
 class Snapshot:
-    """One measurement of one model: ``snapshot.scalars["sink_mass"]``, ``snapshot["sink_mass"].sel(layer=2, head=0)``.
+    """A measurement of one model: ``snapshot.scalars["sink_mass"]``, ``snapshot["sink_mass"].sel(layer=2, head=0)``.
 
     Args:
-        record: what was measured, or the folder that it was written to.
-        name: what it is of.
+        record: the measurement, or the folder that it was written to.
+        name: name of the model.
     """
 
     def __init__(self, record: Record | str | Path, name: str = "") -> None:
@@ -40,7 +40,7 @@ class Snapshot:
 
     @property
     def text_scalars(self) -> dict[str, float]:
-        """Those of the text probe, where that was measured."""
+        """Scalars of the text probe, if measured."""
         return self.record.summary.get("bias_text", {})
 
     @property
@@ -54,7 +54,7 @@ class Snapshot:
         return sorted(self.record.arrays)
 
     def __getitem__(self, name: str) -> NamedArray:
-        """An array by name, with the dimensions that its quantity declares."""
+        """Return an array by name, with the dimensions that its quantity declares."""
         if name not in self.record.arrays:
             raise no_such("array", name, self.names)
         return named(name, self.record.arrays[name], self.record)
@@ -81,7 +81,7 @@ class Snapshot:
 
 
 def named(name: str, values: np.ndarray, record: Record) -> NamedArray:
-    """An array of a snapshot as its declaration names it; what is not declared has dimensions ``dim_0``, …"""
+    """Name the dimensions of a snapshot's array by its declaration; undeclared ones are ``dim_0``, …"""
     # Those of the text probe begin with its name.
     quantity = record.quantities.get(name.removeprefix("text."))
     if quantity is None or len(quantity.axes) != values.ndim:
@@ -112,7 +112,9 @@ class Snapshots(Sequence[Snapshot]):
     @overload
     def __getitem__(self, which: str) -> NamedArray: ...
     def __getitem__(self, which: int | slice | str) -> Snapshot | list[Snapshot] | NamedArray:
-        """One by its place, or a quantity of all by its name: an array where there is one, else a scalar."""
+        """Return one snapshot by its index, or a quantity of all by its name: an array if there is one, else a
+        scalar.
+        """
         if isinstance(which, slice):
             return [self[place] for place in range(len(self))[which]]
         if isinstance(which, str):
@@ -127,17 +129,17 @@ class Snapshots(Sequence[Snapshot]):
 
     @property
     def steps(self) -> list[int]:
-        """Their steps."""
+        """Steps of the snapshots."""
         return [step_of(folder) for folder in self.folders]
 
     def at(self, step: int) -> Snapshot:
-        """The one after so many optimizer steps."""
+        """Return the snapshot after ``step`` optimizer steps."""
         if step not in self.steps:
             raise UsageError(f"no snapshot of step {step}; there are {', '.join(map(str, self.steps)) or 'none'}")
         return self[self.steps.index(step)]
 
     def scalars(self) -> Mapping[str, NamedArray]:
-        """Scalars of all of them over ``step``, by name; NaN where one lacks it."""
+        """Return the scalars of all of them over ``step``, by name; NaN if one lacks it."""
         names = dict.fromkeys(name for snapshot in self for name in snapshot.scalars)
         return {name: self._scalar(name) for name in names}
 

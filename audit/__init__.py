@@ -1,1 +1,1 @@
-"""Whether the checkpoints of a suite are what they say they are."""
+"""Audit: check that the checkpoints of a suite are what their names say."""

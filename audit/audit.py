@@ -1,4 +1,4 @@
-"""Every checkpoint of a suite read once, and all of them judged together."""
+"""Audit of a suite: every checkpoint is read once, and all are judged together."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from .wrong_order import Curve
 
 @dataclass(frozen=True)
 class Audit:
-    """A suite, judged."""
+    """Result of an audit."""
 
     judged: list[Judged]
     births: list[list[Judged]]
-    """Which checkpoints share a birth, as tests have shown, the largest group first."""
+    """Groups of checkpoints that share a birth, as tests have shown, the largest first."""
     order: list[Judged]
-    """Of the largest birth, and of those of which no test can tell that they share it, as training passed through
-    them; of those with the same weights one."""
+    """Checkpoints of the largest birth, and those whose birth no test can tell, in the order of training; one for each
+    set of equal weights.
+    """
     direction: Direction | None
-    """Whether training passed so through ``order``, or the other way; None for one checkpoint."""
+    """Direction of training through ``order``: as given, or reversed; None for one checkpoint."""
     compared: list[Judged]
-    """All whose weights could be compared, those with the same weights side by side."""
+    """Checkpoints whose weights could be compared, those with the same weights side by side."""
     cosine_MM: np.ndarray
-    """Of every two of them: mean over tensors of the cosine of their weights."""
+    """Cosine of the weights of every two of them, mean over tensors."""
     overwritten: str = ""
     """In words, that most of the suite has the same weights, and whose."""
     notes: list[str] = field(default_factory=list)
@@ -40,12 +41,12 @@ class Audit:
 
     @property
     def of_unknown_birth(self) -> list[Judged]:
-        """Those of which no test can tell whether they share a birth with the others."""
+        """Checkpoints for which no test can tell if they share a birth with the others."""
         return [one for one in self.judged if one.birth_unknown]
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return not any(one.findings for one in self.judged)
 
 
@@ -59,11 +60,11 @@ def audit(
     """Read every checkpoint once, one at a time, and judge them together.
 
     Args:
-        members: of the suite.
-        scan: read all values of each, for those that are broken, and all of those whose samples are alike; otherwise
-            about a thousandth of the bytes is read.
-        advance: is called with 1 after each.
-        absent: names of checkpoints that a listing of the suite has beside them.
+        members: checkpoints of the suite.
+        scan: read all values of each, to find broken ones and to compare those whose samples are alike; otherwise about
+            a thousandth of the bytes is read.
+        advance: called with 1 after each.
+        absent: names of further checkpoints in a listing of the suite.
     """
     names = without_shared_folder([member.name for member in members])
     judged = [Judged(member, name) for member, name in zip(members, names, strict=True)]
@@ -138,8 +139,9 @@ def _all(group: Sequence[Same]) -> list[Judged]:
 
 
 def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> tuple[list[list[Same]], list[int]]:
-    """The checkpoints by their births, the largest first; and those whose order is judged, which are that group and
-    those that no test can tell from it. Says of the others that they are strangers to it."""
+    """Group the checkpoints by birth, the largest first; return also those whose order is judged: that group and those
+    that no test can tell from it. Reports the others as strangers to it.
+    """
     kin_MM = np.array([[test.verdict is True for test in row] for row in tests_MM]).reshape(2 * [len(found)])
     places = births(kin_MM)
 
@@ -153,7 +155,7 @@ def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> tup
     untested = [group for group in places[1:] if any(tests_MM[a][b].verdict is None for a in group for b in largest)]
     strangers = [group for group in places[1:] if group not in untested]
     unknown = [i for group in untested for i in group]
-    # What is alone, and can be tested with none of them, shares a birth with nothing that is known.
+    # A lone checkpoint that can be tested against none of them shares a birth with nothing known.
     is_alone = bool(unknown) and len(_all([found[i] for i in largest])) == 1
     for one in _all([found[i] for i in [*unknown, *(largest if is_alone else [])]]):
         one.birth_unknown = True

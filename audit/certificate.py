@@ -1,7 +1,7 @@
-"""Certificates: a run's statement of its checkpoints, which commits to its seed without showing it.
+"""Certificates: a run's statement of its checkpoints, which commits to its seed without revealing it.
 
-A certificate is written from a run, and read from a file that may be anybody's. A commitment is a hash that says
-nothing of a value until the value and a secret salt are shown, and then fits no other.
+A certificate is written from a run, and read from a file of any origin. A commitment is a hash that reveals nothing
+about a value until the value and a secret salt are shown, and that fits no other value.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Salt = Annotated[str, Bounds(2 * _SALT_BYTES, 2 * _SALT_BYTES)]
 
 
 class Secret(TypedDict):
-    """``certificate.secret.json``."""
+    """Content of ``certificate.secret.json``."""
 
     kind: Literal["birthmark certificate secret"]
     warning: str
@@ -57,24 +57,24 @@ class Secret(TypedDict):
 
 
 def canonical(value: Any) -> bytes:
-    """What is hashed of a value: JSON without spaces, keys sorted, UTF-8."""
+    """Encode a value for hashing: JSON without spaces, keys sorted, UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def commitment(what: str, value: Any, salt: bytes) -> str:
-    """The commitment to ``value`` as ``what`` (``init_seed``, ``birth``, ``data_order``), in hex."""
+    """Compute the commitment to ``value`` as ``what`` (``init_seed``, ``birth``, ``data_order``), in hex."""
     return hashlib.sha256(f"{_DOMAIN} {what}\0".encode() + salt + canonical(value)).hexdigest()
 
 
 def salt_of(text: str, where: str) -> bytes:
-    """The salt that hexadecimal digits say; UsageError, beginning with ``where``, if they say none."""
+    """Read a salt from hexadecimal digits; UsageError, beginning with ``where``, if they are not a salt."""
     if re.fullmatch(f"[0-9a-fA-F]{{{2 * _SALT_BYTES}}}", text) is None:
         raise UsageError(f"{where} {one_line(text, 20)}: no salt; give the {2 * _SALT_BYTES} digits of {SECRET}")
     return bytes.fromhex(text)
 
 
 def read_secret(file: Path) -> Secret:
-    """A run's secret.
+    """Read a run's secret.
 
     Raises:
         RunError: it is missing or damaged.
@@ -84,12 +84,13 @@ def read_secret(file: Path) -> Secret:
 
 
 def keep_secret(run: RunDir, data_order: Mapping[str, Any]) -> bytes:
-    """The salt of a run; drawn and written for its owner's eyes, unless an earlier certificate has one already.
+    """Return the salt of a run; draw and write it for its owner only, unless an earlier certificate has one.
 
-    So commitments of one run stay the same: a certificate with more checkpoints commits to what the first one did.
+    So commitments of one run stay the same: a certificate with more checkpoints commits to the same values as the
+    first.
 
     Raises:
-        RunError: the file there is damaged.
+        RunError: the existing file is damaged.
     """
     file = run.path / SECRET
     if not file.exists():
@@ -113,34 +114,34 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Content:
-    """Of a checkpoint."""
+    """Digests and samples of a checkpoint."""
 
     float32: str
     """Digest of its values (definitions §1, with the buffers, if the model has any)."""
     bfloat16: str
-    """Of its values rounded to bfloat16."""
+    """Digest of its values rounded to bfloat16."""
     float16: str
-    """Of its values rounded to float16."""
+    """Digest of its values rounded to float16."""
     values: dict[str, np.ndarray] = field(repr=False)
     """Sampled, of tensors of two axes or more (weight_samples.py)."""
 
 
 class Reading:
-    """Digests and samples of tensors that are shown one after another, in name order."""
+    """Digests and samples of tensors that are added one after another, in name order."""
 
     def __init__(self) -> None:
         self._digests = {dtype: Digest() for dtype in (torch.float32, torch.bfloat16, torch.float16)}
         self.values: dict[str, np.ndarray] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """The next tensor, whole, on the CPU."""
+        """Add the next tensor, whole, on the CPU."""
         for dtype, sha in self._digests.items():
             sha.add(name, tensor.to(dtype).float().numpy())
         if tensor.ndim > 1:
             self.values[name] = sampled_values(name, tensor)
 
     def content(self) -> Content:
-        """Of all that was added."""
+        """Return the content of everything added."""
         float32, bfloat16, float16 = (sha.hexdigest() for sha in self._digests.values())
         return Content(float32, bfloat16, float16, self.values)
 
@@ -149,8 +150,7 @@ def content_of(shapes: Shapes, weights: BlockWeights) -> Content:
     """Read all of a model's tensors.
 
     Args:
-        shapes: their names, in order.
-        weights: where they are.
+        shapes: their names, in order. weights: their source.
 
     Raises:
         RunError: a file is missing or damaged, or has no such tensor.
@@ -191,7 +191,7 @@ class Commitments(TypedDict):
 
 
 class Digests(TypedDict):
-    """Of a checkpoint's weights (definitions §1): as they are, and rounded, as exports often are."""
+    """Digests of a checkpoint's weights (definitions §1): unchanged, and rounded like many exports."""
 
     step: Count
     float32: Sha256
@@ -200,7 +200,7 @@ class Digests(TypedDict):
 
 
 class Config(TypedDict):
-    """What the run was told to do, but for its seeds."""
+    """Config of the run without its seeds."""
 
     model: dict[str, Any]
     optim: dict[str, Any]
@@ -209,7 +209,7 @@ class Config(TypedDict):
 
 
 class Statement(TypedDict):
-    """A certificate; the file has the digest of all of it beside it, as ``sha256``."""
+    """A certificate; the file also holds the digest of all of it, as ``sha256``."""
 
     kind: Literal["birthmark certificate"]
     format: Literal[1]
@@ -225,11 +225,11 @@ class _Sealed(Statement):
 
 
 def order_inputs(config: RunConfig, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that decides which tokens a run reads at which step, and nothing that says where they lie.
+    """Collect everything that decides which tokens a run reads at which step, without the places of files.
 
     Args:
-        config: of the run.
-        data: the corpus, as its birth certificate records it.
+        config: config of the run.
+        data: the corpus, as recorded in the birth certificate.
     """
     return {
         "corpus": _placeless(data),
@@ -247,16 +247,15 @@ def _placeless(value: Any) -> Any:
 
 
 def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: None) -> Statement:
-    """What a run's certificate states; its salt is drawn and kept where it has none yet.
+    """Build the statement of a run's certificate; draw and keep a salt if it has none yet.
 
     Args:
-        run: the run; every checkpoint that it has now is read.
-        advance: is called with 1 after each checkpoint.
+        run: the run; all its present checkpoints are read.
+        advance: called with 1 after each checkpoint.
 
     Raises:
-        UsageError: a run whose start no seed gives again.
-        RunError: a file of the run is missing or damaged, or its certificate of birth is not what config and seed
-            give.
+        UsageError: a run whose start no seed can re-create.
+        RunError: a file of the run is missing or damaged, or its birth certificate contradicts config and seed.
     """
     config = read_config(run.config)
     if config.init_from:
@@ -279,7 +278,7 @@ def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: 
     checkpoints: list[Digests] = []
     shapes = tensor_shapes(config.model)
     for step, folder in run.checkpoints_by_step().items():
-        # What the weights are at step 0 is committed to, not said: seeds could be tried against it.
+        # The weights at step 0 are committed to, not stated: seeds could be tried against their digest.
         if step:
             found = content_of(shapes, CheckpointWeights(folder))
             checkpoints.append(
@@ -307,13 +306,13 @@ def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: 
 
 
 def write_statement(file: Path, statement: Statement) -> str:
-    """Write a certificate; its digest."""
+    """Write a certificate; return its digest."""
     write_sealed_json(file, statement)
     return content_digest(statement)
 
 
 def read_statement(file: Path) -> Statement:
-    """A certificate whose content is what its own digest says.
+    """Read a certificate and check its content against its own digest.
 
     Raises:
         RunError: it is missing, lacks a field, or was changed.
@@ -323,10 +322,10 @@ def read_statement(file: Path) -> Statement:
 
 
 def model_of(statement: Statement, file: Path) -> ModelConfig:
-    """The model that a certificate describes.
+    """Build the config of the model that a certificate describes.
 
     Raises:
-        RunError: no model of this version, or one that names code: a certificate is somebody else's.
+        RunError: not a model of this version, or one that names code: a certificate may come from anybody.
     """
     try:
         found = build_model(statement["config"]["model"])

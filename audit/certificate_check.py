@@ -23,53 +23,53 @@ from .certificate import Content, Reading, Shapes, Statement, commitment, conten
 
 @dataclass(frozen=True)
 class Reveal:
-    """What a run's owner shows."""
+    """Values that a run's owner reveals."""
 
     init_seed: int
     salt: bytes
     data_order: Mapping[str, Any] | None = None
-    """What decided the order of the data, where that is shown too."""
+    """Inputs of the data order, if they are revealed too."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What came of a reveal."""
+    """Outcome of a reveal."""
 
     init_seed: bool
-    """Whether seed and salt open the commitment; nothing else is known where they don't."""
+    """True if seed and salt open the commitment; if not, the other fields are unknown."""
     birth: bool = False
-    """Whether the birth drawn again from config and seed is the one that was committed to."""
+    """True if the birth redrawn from config and seed is the committed one."""
     data_order: bool | None = None
-    """Whether what decides the order of the data is what was committed to; None where it was not shown."""
+    """True if the inputs of the data order are the committed ones; None if they were not revealed."""
     kin: Kinship | None = None
-    """Of that birth and the checkpoint, by their weights."""
+    """Kinship of that birth and the checkpoint, by their weights."""
     is_birth: bool = False
-    """Whether the checkpoint is that birth itself."""
+    """True if the checkpoint is that birth itself."""
 
     @property
     def holds(self) -> bool:
-        """Whether all that was shown opens, and the checkpoint is kin of the birth."""
+        """True if all revealed values open, and the checkpoint is kin of the birth."""
         return self.init_seed and self.birth and self.data_order is not False and self.is_kin
 
     @property
     def is_kin(self) -> bool:
-        """Whether the checkpoint descends from the birth, as far as its weights show."""
+        """True if the checkpoint descends from the birth, as far as its weights show."""
         return self.kin is not None and self.kin.verdict is True
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What came of a check."""
+    """Outcome of a check."""
 
     statement: Statement
     digest: str
-    """Of the statement: compare it with the one that was published."""
+    """Digest of the statement: compare it with the published one."""
     checkpoint: str
     """As it was named."""
     content: Content | None
     """None of a model of another shape, which is not read."""
     other_shape: str
-    """Where its shape is another, in words; "" if it is not."""
+    """First difference of the shapes in words; "" without one."""
     listed: list[tuple[int, str]]
     """Steps under which the certificate lists its content, and the type that the values are rounded to."""
     opened: Opened | None
@@ -77,12 +77,12 @@ class Verified:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the checkpoint is one that the certificate lists, or the birth that it commits to."""
+        """True if the certificate lists the checkpoint, or commits to it as the birth."""
         return bool(self.listed) or (self.opened is not None and self.opened.is_birth)
 
     @property
     def holds(self) -> bool:
-        """Whether everything that was asked is so."""
+        """True if everything that was asked holds."""
         return self.is_listed and (self.opened is None or self.opened.holds)
 
 
@@ -91,7 +91,7 @@ def verify(certificate: Path, checkpoint: str, reveal: Reveal | None) -> Verifie
 
     Args:
         certificate: its file.
-        checkpoint: a model by any of its names; a checkpoint's folder may stand apart from its run.
+        checkpoint: a model by any of its names; a checkpoint's folder may be separate from its run.
         reveal: the seed and the salt, if its owner has shown them.
 
     Raises:
@@ -118,7 +118,7 @@ def verify(certificate: Path, checkpoint: str, reveal: Reveal | None) -> Verifie
 
 
 def _open(name: str, config: ModelConfig) -> tuple[BlockWeights, Shapes]:
-    """Weights of a checkpoint, and the shapes of its parameters."""
+    """Open the weights of a checkpoint, with the shapes of its parameters."""
     folder = user_path(name)
     if (folder / "state.json").is_file():
         weights = CheckpointWeights(folder)
@@ -131,7 +131,7 @@ def _open(name: str, config: ModelConfig) -> tuple[BlockWeights, Shapes]:
 
 
 def _first_difference(config: ModelConfig, theirs: Shapes) -> str:
-    """Where a model has other parameters than ``config`` says; "" nowhere."""
+    """Return the first difference between a model's parameters and ``config``; "" without one."""
     left = set(theirs)
     for name, shape in parameter_shapes(config):
         if (there := theirs.get(name)) != shape:
@@ -165,7 +165,7 @@ def _open_commitments(statement: Statement, config: ModelConfig, content: Conten
 
 
 def as_json(found: Verified) -> dict[str, Any]:
-    """All of it; what is no number is null."""
+    """Return the whole audit as JSON; values that are not numbers are null."""
     opened = found.opened
     reveal = None if opened is None else {
         "init_seed": opened.init_seed,
@@ -191,8 +191,9 @@ def as_json(found: Verified) -> dict[str, Any]:
 
 
 def verdict(found: Verified) -> str:
-    """In a word: ``listed``, ``kin`` of the revealed birth, ``other model`` by its shape, ``stranger`` to the birth, or
-    ``unlisted`` where nothing more is known."""
+    """Return the verdict in a word: ``listed``, ``kin`` of the revealed birth, ``other model`` by its shape,
+    ``stranger`` to the birth, or ``unlisted`` if nothing more is known.
+    """
     if found.is_listed:
         return "listed"
     if found.other_shape:
@@ -203,7 +204,7 @@ def verdict(found: Verified) -> str:
 
 
 def sentence(found: Verified) -> str:
-    """The answer in a sentence."""
+    """Write the answer in a sentence."""
     return f"{found.checkpoint}: {'verified' if found.holds else 'not verified'}: {_content(found)}"
 
 
@@ -222,7 +223,7 @@ def _content(found: Verified) -> str:
 
 
 def lines(found: Verified) -> list[str]:
-    """The sentence, and below it what it rests on."""
+    """Write the sentence, and below it the evidence."""
     rest = [f"statement   {found.digest} (compare it with the one that was published)"]
     if found.content is not None:
         rest.append(f"checkpoint  {found.content.float32}")

@@ -48,12 +48,12 @@ class _Tokenizer(TypedDict):
 
 
 def tokenizer_parts(folder: Path) -> dict[str, str]:
-    """Every part of a folder's tokenizer by name, large ones as digests; empty where there is none.
+    """Return every part of a folder's tokenizer by name, large ones as digests; empty without a tokenizer.
 
-    Versions of the library write defaults out or leave them out, so that only parts that both have tell two apart.
+    Versions of the library differ in writing out defaults, so that only parts present in both can show a difference.
 
     Raises:
-        RunError: a file of it is damaged.
+        RunError: one of its files is damaged.
     """
     found = {}
     if (file := folder / "tokenizer.json").is_file():
@@ -74,7 +74,7 @@ def tokenizer_parts(folder: Path) -> dict[str, str]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Dotted names and values; of a group that it is one, so that nothing in its place is another value."""
+    """Yield dotted names and values; a group yields that it is one, so that an absent group is a different value."""
     if not isinstance(value, dict | list):
         yield name, json.dumps(value)
         return
@@ -95,26 +95,26 @@ _NO_MODEL = {"transformers_version", "torch_dtype", "dtype", "_name_or_path", "u
 
 @dataclass(frozen=True)
 class Member:
-    """One checkpoint of a suite, not yet read."""
+    """A checkpoint of a suite, not yet read."""
 
     name: str
     place: Place | None
-    """That its name says; None where it says none."""
+    """Place that its name says; None if it says none."""
     folder: Callable[[], AbstractContextManager[Path]]
-    """Where it lies; of the hub, fetched, and deleted at the end."""
+    """Context with its folder; a hub download is deleted at the end."""
     is_local: bool = True
     drawn_from: RunDir | None = None
     """The run whose birth it is, which lies nowhere and is drawn again."""
 
     @property
     def step(self) -> int | None:
-        """That its name says, within its stage."""
+        """Step that its name says, within its stage."""
         return None if self.place is None else self.place.step
 
 
 @dataclass(frozen=True)
 class Content:
-    """What was read of a checkpoint."""
+    """Content of a checkpoint that was read."""
 
     sampled: Sampled
     config: dict[str, Any] | None
@@ -124,14 +124,14 @@ class Content:
 
 
 def find_members(names: Sequence[str]) -> list[Member]:
-    """The checkpoints that some names mean, in their order, those of one name by rising step.
+    """Find the checkpoints that some names mean, in their order, those of one name by rising step.
 
     Args:
-        names: of each a run, a checkpoint, a folder of checkpoints, a folder of ``transformers``, a GGUF file, or a hub
+        names: each a run, a checkpoint, a folder of checkpoints, a folder of ``transformers``, a GGUF file, or a hub
             id with its revisions, ``ORG/NAME@REVISION[,REVISION…]``.
 
     Raises:
-        UsageError: a name means none.
+        UsageError: a name means no checkpoint.
     """
     return [member for name in names for member in _members(name)]
 
@@ -192,7 +192,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 @contextmanager
 def weights_of(member: Member) -> Iterator[Weights | None]:
-    """A checkpoint's weights, to be read in part; None of pickled ones, which are not read here."""
+    """Open a checkpoint's weights for partial reading; yield None for pickled ones, which another module reads."""
     if member.drawn_from is not None:
         yield _draw(member.drawn_from)
         return
@@ -204,7 +204,7 @@ def read_content(member: Member, *, scan: bool) -> Content:
     """Read a checkpoint: a thousandth of its values, or with ``scan`` all of them, its config and its tokenizer.
 
     Raises:
-        RunError: something of it is missing or damaged.
+        RunError: a part of it is missing or damaged.
         UsageError: it cannot be found.
     """
     if member.drawn_from is not None:
@@ -222,7 +222,7 @@ def read_content(member: Member, *, scan: bool) -> Content:
 
 
 def _pickled(folder: Path) -> list[Path]:
-    """Files of weights that are pickled, where there are no others."""
+    """List the pickled files of weights, if there are no others."""
     if (folder / "state.json").is_file() or any(folder.glob("*.safetensors*")):
         return []
     return [file for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES and file.stem != "training_args"]
@@ -238,7 +238,7 @@ def _open(folder: Path) -> Weights:
 
 
 def _open_ours(folder: Path) -> FileWeights:
-    """The model of one of our checkpoints, whatever number of processes wrote it."""
+    """Open the model of a checkpoint of this package, for any number of processes that wrote it."""
     weights, headers = FileWeights(), {}
     for name, stored in CheckpointFolder(folder).tensors.items():
         if not name.startswith(_MODEL):
@@ -274,7 +274,7 @@ def _tokenizer_of_run(run: RunDir) -> dict[str, str]:
 
 
 def _run_of(folder: Path) -> RunDir | None:
-    """The run whose checkpoint a folder is; a folder that was taken out of its run is of none."""
+    """Return the run that a checkpoint's folder belongs to; None for a folder outside of a run."""
     run = RunDir(folder.resolve().parent.parent)
     return run if is_step(folder) and RunDir.is_run(run.path) else None
 
@@ -284,7 +284,7 @@ def _config_of_run(run: RunDir) -> dict[str, Any]:
 
 
 def _draw(run: RunDir) -> HeldWeights:
-    """The birth of a run, with what a checkpoint of it has."""
+    """Draw the birth of a run, with the tensors of a checkpoint."""
     config = read_config(run.config)
     return HeldWeights(initialize_model(config, config.init_seed).state_dict())
 
@@ -298,7 +298,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a checkpoint."""
+    """A fault of a checkpoint."""
 
     kind: Kind
     what: str
@@ -307,60 +307,60 @@ class Finding:
 
 @dataclass
 class Judged:
-    """A checkpoint and what was found of it."""
+    """A checkpoint with its findings."""
 
     member: Member
     name: str
-    """Of the member, without the folder that all of a suite share."""
+    """Name of the member, without the folder that the whole suite shares."""
     content: Content | None = None
     """None where it could not be read."""
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What is worth knowing and not wrong."""
+    """Notes that are worth knowing but not faults."""
     cosine_with_first: float = np.nan
     """With the first checkpoint of its birth: mean over tensors."""
     distance_from_previous: float = np.nan
     """From the checkpoint before it on the curve."""
     birth_unknown: bool = False
-    """Whether no test can tell that it shares a birth with the largest group."""
+    """True if no test can tell if it shares a birth with the largest group."""
     may_be_reversed: bool = False
-    """Whether it fits a curve of which nothing tells the earlier end."""
+    """True if it fits a curve whose earlier end is unknown."""
 
     @property
     def label(self) -> str:
-        """What sentences call it."""
+        """Name in sentences."""
         return self.name if self.member.place is None else self.member.place.words
 
     @property
     def verdict(self) -> str:
-        """In a word or two: the kinds of what is wrong, ``right``, ``birth unknown`` or ``direction unknown``."""
+        """Verdict in a word or two: the kinds of faults, ``right``, ``birth unknown`` or ``direction unknown``."""
         kinds = ", ".join(dict.fromkeys(finding.kind for finding in self.findings))
         unknown = "birth unknown" if self.birth_unknown else "direction unknown" if self.may_be_reversed else ""
         return kinds or unknown or "right"
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is wrong with it, and something of it cannot be told."""
+        """True if nothing is wrong with it, but something cannot be decided."""
         return not self.findings and (self.birth_unknown or self.may_be_reversed)
 
     def has(self, kind: Kind) -> bool:
-        """Whether something of this kind was found."""
+        """Return True if a finding of this kind exists."""
         return any(finding.kind == kind for finding in self.findings)
 
     def found(self, kind: Kind, what: str) -> None:
-        """Something is wrong."""
+        """Add a finding."""
         self.findings.append(Finding(kind, what))
 
 
 @dataclass
 class Same:
-    """Checkpoints whose sampled weights are alike, mostly one alone."""
+    """Checkpoints with equal sampled weights, mostly just one."""
 
     members: list[Judged]
     values: dict[str, np.ndarray]
-    """Of them."""
+    """Sampled values of the weights."""
     place: Place | None
-    """That they are of; where several claim one, the one that fits the curve, or the least."""
+    """Place that the weights belong to; if several claim them, the one that fits the curve, or the least."""
     right: list[Place] = field(default_factory=list)
     """Claims that may be right, where several contradict one another."""
     mixed: set[str] = field(default_factory=set)
@@ -372,7 +372,7 @@ class Same:
 
     @property
     def own_values(self) -> dict[str, np.ndarray]:
-        """The values of the tensors that are no other checkpoint's."""
+        """Values of the tensors that no other checkpoint has."""
         return {name: values for name, values in self.values.items() if name not in self.mixed}
 
     @property
@@ -387,13 +387,13 @@ class Same:
 
     @property
     def spreads(self) -> dict[str, float]:
-        """Of their vectors (`Sampled.spreads`)."""
+        """Standard deviations of their vectors (`Sampled.spreads`)."""
         content = self.members[0].content
         return {} if content is None else content.sampled.spreads
 
     @property
     def is_drawn(self) -> bool:
-        """Whether one of them is a birth that was drawn again, so that nobody can have exchanged it."""
+        """True if one of them is a redrawn birth, which nobody can have exchanged."""
         return any(one.member.drawn_from is not None for one in self.members)
 
     @property
@@ -403,15 +403,15 @@ class Same:
 
     @property
     def label(self) -> str:
-        """What sentences call them."""
+        """Name in sentences."""
         return next((one.label for one in self.members if one.member.place == self.place), self.members[0].label)
 
 
 def listed(judged: Sequence[Judged]) -> str:
-    """Some checkpoints in a few words."""
+    """List some checkpoints in a few words."""
     return in_few_words([one.label for one in judged])
 
 
 def in_few_words(names: Sequence[str]) -> str:
-    """Up to four names, or the first two and the last of more with their number."""
+    """List up to four names, or the first two, the last and the number of more."""
     return ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]} … {names[-1]} ({len(names)})"

@@ -1,4 +1,4 @@
-"""Findings of checkpoints that hold tensors of another: a block, a shard, an embedding, as it is or rounded."""
+"""Findings of checkpoints that hold tensors of another: a block, a shard, an embedding, unchanged or rounded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BLOCK = re.compile(r"(?:.*?\.)?(\d+)\.")
 
 @dataclass(frozen=True)
 class Common:
-    """Tensors that some checkpoints have in common."""
+    """Tensors that some checkpoints share."""
 
     names: tuple[str, ...]
     members: tuple[int, ...]
@@ -59,12 +59,12 @@ class Tensors:
         """Tensors that two checkpoints may have in common by chance."""
 
     def distance(self, names: Iterable[str]) -> np.ndarray:
-        """Distance between every two checkpoints ``[M, M]``, over some tensors."""
+        """Compute the distance between every two checkpoints ``[M, M]``, over some tensors."""
         chosen = set(names)
         return mean_distances(self.squares_TMM[[name in chosen for name in self.names]])
 
     def own_squares(self) -> np.ndarray:
-        """Squared distances by tensor ``[T, M, M]``; NaN of a tensor that one of the two has from another."""
+        """Return squared distances by tensor ``[T, M, M]``; NaN for a tensor that one of the two has from another."""
         squares_TMM = self.squares_TMM.copy()
         for i, same in enumerate(self.members):
             mixed = [place for place, name in enumerate(self.names) if name in same.mixed]
@@ -72,7 +72,9 @@ class Tensors:
         return squares_TMM
 
     def without_mixed(self) -> np.ndarray:
-        """Distance between every two checkpoints ``[M, M]``, over the matrices that neither has from another."""
+        """Compute the distance between every two checkpoints ``[M, M]``, over the matrices that neither has from
+        another.
+        """
         return mean_distances(self.own_squares()[self.matrices])
 
     def is_constant(self, name: str) -> bool:
@@ -85,7 +87,7 @@ class Tensors:
         return all(name in chosen or self.is_constant(name) for name in self.names)
 
     def changed(self, name: str, i: int, j: int) -> float:
-        """Share of a tensor's sampled values that differ between two checkpoints."""
+        """Return the share of a tensor's sampled values that differ between two checkpoints."""
         return float((self.values[i][name] != self.values[j][name]).mean())
 
 
@@ -94,11 +96,11 @@ def _says_little(values: np.ndarray) -> bool:
 
 
 def say_mixed(members: Sequence[Same]) -> tuple[Tensors, list[str]]:
-    """Say of checkpoints which of their tensors are another one's, and leave these out of what is judged of them
-    (`Same.mixed`); what is frozen, or copied throughout, in a line each.
+    """Report tensors of checkpoints that belong to another one, and exclude them from further judgement (`Same.mixed`);
+    return a line for each set that is frozen, or copied throughout.
 
     Args:
-        members: of one shape.
+        members: checkpoints of one shape.
     """
     tensors, notes = Tensors(members), []
     found = [*_in_common(tensors), *_rounded(tensors)]
@@ -115,14 +117,14 @@ def say_mixed(members: Sequence[Same]) -> tuple[Tensors, list[str]]:
         for i in common.members:
             if i != owner:
                 _say(i, owner, common, tensors)
-    # What has been said of one is left out of what the next is compared with.
+    # Reported tensors are excluded from the next comparison.
     while _say_exchanged(tensors) or _say_strange(tensors):
         pass
     return tensors, notes
 
 
 def _in_common(tensors: Tensors) -> list[Common]:
-    """Tensors that some checkpoints, and not all, have to the bit."""
+    """Find tensors that some checkpoints, but not all, share to the bit."""
     by_members: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name in tensors.names:
         alike: dict[str, list[int]] = defaultdict(list)
@@ -138,7 +140,7 @@ def _in_common(tensors: Tensors) -> list[Common]:
 
 
 def _rounded(tensors: Tensors) -> list[Common]:
-    """Tensors that one checkpoint has as another has them, rounded to a shorter type."""
+    """Find tensors that one checkpoint shares with another, rounded to a shorter type."""
     by_pair: dict[tuple[int, int, str], list[str]] = defaultdict(list)
     for rounded, dtype in _ROUNDED.items():
         for name in tensors.names:
@@ -168,7 +170,7 @@ def _as(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def _verdict(common: Common, tensors: Tensors) -> str:
-    """``copied``, ``frozen``, or nothing for tensors that a type is too coarse to see move."""
+    """Return ``copied``, ``frozen``, or "" for tensors whose type is too coarse to show their changes."""
     members = tensors.members
     ranks = {place: rank for rank, place in enumerate(sorted({claim for same in members for claim in same.claims}))}
     of = {i: sorted(ranks[claim] for claim in same.claims) for i, same in enumerate(members)}
@@ -197,7 +199,9 @@ def _verdict(common: Common, tensors: Tensors) -> str:
 
 
 def _owner(common: Common, tensors: Tensors, copied: Sequence[Common]) -> int | None:
-    """The checkpoint whose tensors they are: to it the others are as far in these tensors as in the rest."""
+    """Return the checkpoint that owns the tensors: its distance to the others in these tensors matches that in the
+    rest.
+    """
     others = [k for k in range(len(tensors.members)) if k not in common.members]
     mixed = {name for one in copied for name in one.names}
     rest = [name for name in tensors.names if name not in mixed] or [
@@ -242,7 +246,7 @@ def _say(i: int, owner: int | None, common: Common, tensors: Tensors) -> None:
 
 
 def _say_exchanged(tensors: Tensors) -> bool:
-    """Say of two checkpoints, if there are such, which of their tensors lie where those of the other should."""
+    """Report two checkpoints that have exchanged tensors, if there are any."""
     places = _settled(tensors)
     steps = steps_of_chains(chains(places, tensors.without_mixed()))
     length_TMM = np.sqrt(tensors.own_squares())
@@ -253,7 +257,7 @@ def _say_exchanged(tensors: Tensors) -> bool:
         now_T, then_T = (sum((length_TMM[:, a, b] for a, b in part), np.zeros(1)) for part in (touched, moved))
         chosen_T = then_T < EXCHANGED * now_T
         if _are_some(chosen_T, tensors):
-            # What shortens the way of the ones makes that of the others longer by as much.
+            # A change that shortens the path of the chosen tensors must lengthen that of the others as much.
             these, rest = (np.nanmedian((then_T / now_T)[part]) for part in _parts(chosen_T, tensors))
             saved, is_even = float((now_T - then_T)[chosen_T].sum()), 1 / SYMMETRY < these * rest < SYMMETRY
             if saved > most and is_even and {*_unlike_the_rest(chosen_T, length_TMM, places)[:2]} == {i, j}:
@@ -268,7 +272,7 @@ def _say_exchanged(tensors: Tensors) -> bool:
 
 
 def _say_strange(tensors: Tensors) -> bool:
-    """Say of a checkpoint, if there is one, which of its tensors lie off the curve on which its others lie."""
+    """Report a checkpoint whose tensors partly lie off the curve of its others, if there is one."""
     places, length_TMM = _settled(tensors), np.sqrt(tensors.own_squares())
     for chain in chains(places, tensors.without_mixed()):
         for before, i, behind in zip(chain.path, chain.path[1:], chain.path[2:], strict=False):
@@ -286,7 +290,9 @@ def _say_strange(tensors: Tensors) -> bool:
 
 
 def _unlike_the_rest(chosen_T: np.ndarray, length_TMM: np.ndarray, members: Iterable[int]) -> list[int]:
-    """The checkpoints, first those to which others are farthest from where the rest of the tensors has them."""
+    """Sort the checkpoints by how much farther others are from them in the chosen tensors than in the rest, the
+    farthest first.
+    """
     numbers = list(members)
     with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # no tensor that two have of their own
@@ -297,23 +303,25 @@ def _unlike_the_rest(chosen_T: np.ndarray, length_TMM: np.ndarray, members: Iter
 
 
 def _are_some(chosen_T: np.ndarray, tensors: Tensors) -> bool:
-    """Return True if some matrices are chosen, and at most half; more than half show in the curve of the whole."""
+    """Return True if some matrices are chosen, but at most half; more than half show in the curve of the whole."""
     these, rest = _parts(chosen_T, tensors)
     return bool(these.any()) and these.sum() <= rest.sum()
 
 
 def _parts(chosen_T: np.ndarray, tensors: Tensors) -> tuple[np.ndarray, np.ndarray]:
-    """The chosen matrices, and the other ones."""
+    """Return the chosen matrices, and the other ones."""
     return chosen_T & tensors.matrices, ~chosen_T & tensors.matrices
 
 
 def _settled(tensors: Tensors) -> dict[int, Place]:
-    """The places of the checkpoints that have one, by number."""
+    """Return the places of the checkpoints that have one, by number."""
     return {i: same.claims[0] for i, same in enumerate(tensors.members) if len(same.claims) == 1 and not same.is_copy}
 
 
 def _with_vectors(chosen_T: np.ndarray, tensors: Tensors) -> list[str]:
-    """Names of the chosen matrices, and of the chosen vectors in a block with one: alone these say little."""
+    """Return the names of the chosen matrices, and of chosen vectors in a block with one: vectors alone are weak
+    evidence.
+    """
     named = list(zip(tensors.names, chosen_T.tolist(), tensors.matrices.tolist(), strict=True))
     chosen = [(name, is_matrix) for name, is_chosen, is_matrix in named if is_chosen]
     blocks = {_block_of(name) for name, is_matrix in chosen if is_matrix} - {""}
@@ -327,13 +335,13 @@ def _say_of_part(same: Same, names: Iterable[str], what: str) -> None:
 
 
 def _block_of(name: str) -> str:
-    """Name of the block that a tensor is of; empty for none."""
+    """Return the name of the block that a tensor belongs to; "" for none."""
     found = _BLOCK.match(name)
     return found[0][:-1] if found else ""
 
 
 def _described(names: Iterable[str], tensors: Tensors) -> str:
-    """Tensors in a few words: whole blocks by number, others by name."""
+    """Describe tensors in a few words: whole blocks by number, others by name."""
     left, every = set(names), {name for name in tensors.names if not tensors.is_constant(name)}
     if not (rest := sorted(every - left)):
         return "the weights"

@@ -1,7 +1,7 @@
-"""Weights in pickled files (``.bin``, ``.pt``, ``.pth``), sampled by another process that has limits.
+"""Weights in pickled files (``.bin``, ``.pt``, ``.pth``), sampled by another process with limits.
 
-torch's weights-only loader makes tensors and plain containers and calls nothing else. It runs in a process of its own
-all the same, with a bound on its memory and its time, and hands over numbers alone.
+torch's weights-only loader makes tensors and plain containers and calls nothing else. It still runs in a separate
+process, with limits of memory and time, and returns only numbers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .weights import Entry, HeldWeights
 SUFFIXES = (".bin", ".pt", ".pth")
 #: Seconds that a file may take; bytes of memory beside three times its size.
 _SECONDS, _SPARE_BYTES = 900, 1 << 30
-#: Where a training's own files have their model.
+#: Keys under which a training's files hold their model.
 _INSIDE = ("state_dict", "model", "module")
 _CHILD = "import sys; from birthmark.audit.pickled_weights import child; child(*sys.argv[1:])"
 
 
 def sample_pickled(files: list[Path], *, scan: bool) -> Sampled:
-    """Sample the tensors of some files together; what is no tensor ends it.
+    """Sample the tensors of some files together; anything but a tensor is an error.
 
     Raises:
         RunError: a file is damaged, holds more than tensors, unpacks to more than it is, or takes too long.
@@ -54,7 +54,7 @@ def sample_pickled(files: list[Path], *, scan: bool) -> Sampled:
 
 
 def _check_archive(file: Path) -> None:
-    """torch stores its archives uncompressed: one that would grow was made to."""
+    """Refuse a compressed archive: torch stores its archives uncompressed."""
     check_file(file)
     if file.stat().st_size == 0:
         raise RunError(f"{file}: is empty")
@@ -92,7 +92,7 @@ def _sample_file(file: Path, scan: bool) -> Sampled:
 
 
 def child(file: str, out: str, scan: str) -> None:
-    """What the other process does: limits first, then the file. Ends with status 1 and a line on what was wrong."""
+    """Run in the other process: set limits, then read the file. Ends with status 1 and a line about the fault."""
     try:
         _limit(Path(file).stat().st_size)
         found = sample(HeldWeights(_tensors(file)), scan=scan == "1")
@@ -123,7 +123,7 @@ def _say(what: str) -> int:
 
 
 def _limit(n_bytes: int) -> None:
-    """Bound what this process may still take; torch itself has its memory already."""
+    """Limit the further resources of this process; torch itself has its memory already."""
     if sys.platform == "linux":
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         most = held + 3 * n_bytes + _SPARE_BYTES

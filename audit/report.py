@@ -1,4 +1,6 @@
-"""An audit for people: lines and tables, JSON, and a page with the curve along the steps and the matrix of weights."""
+"""Audit report for people: lines and tables, JSON, and a page with the curve along the steps and the matrix of
+weights.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from .training_order import Place, at_step
 
 
 def sentence(found: Audit) -> str:
-    """The answer in a sentence."""
+    """Write the answer in a sentence."""
     n, wrong = len(found.judged), sum(bool(one.findings) for one in found.judged)
     if n > 1 and all(one.content is None for one in found.judged):
         return f"none of {n} checkpoints can be read"
@@ -44,7 +46,7 @@ def sentence(found: Audit) -> str:
 
 
 def notes_of_suite(found: Audit) -> list[str]:
-    """List what is worth knowing of the suite and not wrong, or cannot be told and why, in a line each."""
+    """List notes on the suite that are not faults, and undecided questions with the reason, in a line each."""
     lines = list(found.notes)
     if unknown := found.of_unknown_birth:
         lines.append(f"birth unknown: fewer than {FEWEST_TENSORS} tensors can be compared of {listed(unknown)}")
@@ -54,7 +56,7 @@ def notes_of_suite(found: Audit) -> list[str]:
 
 
 def as_json(found: Audit) -> dict[str, Any]:
-    """All of it; what is no number is null."""
+    """Return the whole audit as JSON; values that are not numbers are null."""
     members = [
         {
             "name": one.member.name,
@@ -87,7 +89,7 @@ def as_json(found: Audit) -> dict[str, Any]:
 
 
 def print_audit(found: Audit, console: Console) -> None:
-    """The sentence, a row for each checkpoint, and below them what is wrong with which."""
+    """Print the sentence, a row for each checkpoint, and the faults below."""
     console.print(sentence(found), highlight=False, soft_wrap=True, markup=False)
     numbers = ("step", "cosine with first", "from previous")
     rows: list[list[str | Text]] = [
@@ -120,7 +122,7 @@ _COLOURS = (
     f"Colour begins at {LEAST_COSINE:g}, which kin need, and is full at 1. In the order of steps; ✗ marks a finding."
 )
 
-#: Of the curves, each with its colour.
+#: The two kinds of curves, each with its colour.
 _LINES = [PageRun("checkpoints"), PageRun("with a finding")]
 
 
@@ -129,11 +131,11 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
 
     Args:
         out: the HTML file.
-        title: of the suite.
-        found: what was found.
+        title: title of the suite.
+        found: the audit.
 
     Raises:
-        UsageError: something else stands where the CSV files go.
+        UsageError: something else is in the place of the CSV files.
     """
     blocks: list[Block] = [
         Prose(f"{_capital(sentence(found))}."),
@@ -171,7 +173,7 @@ def _cells(one: Judged) -> list[str | Markup]:
 
 
 def _evidence(one: Judged) -> Markup:
-    """What was found, in lines that may be broken."""
+    """Put the findings into lines that may be broken."""
     lines = Markup("<br>").join(one_line(finding.what) for finding in one.findings)
     return Markup('<span class="evidence">{}</span>').format(lines) if lines else lines
 
@@ -181,7 +183,7 @@ def _by_place(one: Judged) -> tuple[bool, Place]:
 
 
 def _curves(found: Audit) -> list[Panels]:
-    """Alignment and drift of those of the largest birth that say a step."""
+    """Draw alignment and drift for those of the largest birth that have a step."""
     with_step = [one for one in found.judged if one.member.place is not None and np.isfinite(one.cosine_with_first)]
     shown = sorted(with_step, key=_by_place)
     if len(shown) < 2:

@@ -1,4 +1,4 @@
-"""The order of checkpoints in training: by what their names say, in chains, and from which end to which."""
+"""The order of checkpoints in training: by their names, in chains, with the direction."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _MEAN = re.compile(r"(?<![a-z])(?:soup|souped|merged?|averaged?)(?![a-z])|ingred
 
 
 class Place(NamedTuple):
-    """A place in training; places compare in the order in which training passes through them."""
+    """A place in training; places are ordered like training passes through them."""
 
     stage: int
     """Rank of the stage; 0 where the name says none."""
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 
     @property
     def chain(self) -> tuple[int, str, int, str]:
-        """All but the step: the training whose checkpoints lie on one curve."""
+        """All parts but the step: the training whose checkpoints lie on one curve."""
         return self[:4]
 
     @property
@@ -88,7 +88,7 @@ def at_step(step: int) -> Place:
 
 
 def said_place(name: str) -> Place | None:
-    """Read the place that a checkpoint's name says; None where it says no step, or is that of a mean."""
+    """Read the place that a checkpoint's name says; None if it says no step, or names a mean."""
     steps = _STEP.findall(name)
     if not steps or _MEAN.search(name):
         return None
@@ -104,8 +104,9 @@ def said_place(name: str) -> Place | None:
 
 
 def missing_places(places: Iterable[Place]) -> list[Place]:
-    """List the places that a regular suite leaves out: of steps that mostly have one distance, those between that are
-    multiples of it. An irregular suite leaves out none."""
+    """List the places that a regular suite leaves out: if most steps have one distance, its missing multiples between
+    them. An irregular suite leaves out none.
+    """
     chains: dict[tuple[int, str, int, str], list[int]] = {}
     for place in sorted(set(places)):
         chains.setdefault(place.chain, []).append(place.step)
@@ -136,14 +137,14 @@ class Chain(NamedTuple):
 
     @property
     def path(self) -> list[int]:
-        """The checkpoints, behind the one that the training began from."""
+        """Checkpoints of the chain, with the one that the training began from in front."""
         return self.own if self.begins_from is None else [self.begins_from, *self.own]
 
 
 def chains(places: Mapping[int, Place], distance_MM: np.ndarray) -> list[Chain]:
     """Divide checkpoints into chains, in the order of training.
 
-    Where the stage before has several ends, a chain begins from the nearest.
+    If the stage before has several ends, a chain begins from the nearest.
     """
     by_training: dict[tuple[int, str, int, str], list[int]] = {}
     for i, place in sorted(places.items(), key=lambda item: (item[1], item[0])):
@@ -159,7 +160,7 @@ def chains(places: Mapping[int, Place], distance_MM: np.ndarray) -> list[Chain]:
 
 
 def steps_of_chains(found: Iterable[Chain]) -> Steps:
-    """The steps of all chains as pairs of checkpoints."""
+    """Return the steps of all chains as pairs of checkpoints."""
     return frozenset().union(*(steps_of(chain.path) for chain in found))
 
 
@@ -173,7 +174,7 @@ GROWTH = 2.0
 
 
 class Direction(NamedTuple):
-    """Of a path, from what its first and its last checkpoint are."""
+    """Direction of a path, from its first and its last checkpoint."""
 
     towards: Literal["as labelled", "reversed", "unknown"]
     why: str
@@ -181,13 +182,13 @@ class Direction(NamedTuple):
 
 
 def find_direction(first: Mapping[str, float], last: Mapping[str, float]) -> Direction:
-    """Whether training passed from the first checkpoint to the last.
+    """Decide if training passed from the first checkpoint to the last.
 
-    Only a constant vector is evidence for "reversed": what varies less and less may be held by weight decay.
+    Only a constant vector is evidence for "reversed": decreasing variation may come from weight decay.
 
     Args:
         first: tensor of one axis → standard deviation of its values, exactly 0 where all are alike.
-        last: the same of the other end.
+        last: the same for the other end.
     """
     names = first.keys() & last.keys()
     begin, end = (sum(a[name] == 0 < b[name] for name in names) for a, b in ((first, last), (last, first)))

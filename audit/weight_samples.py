@@ -1,5 +1,6 @@
 """A thousandth of a checkpoint's values: the same places of every checkpoint, so that two can be compared without
-reading them; and, where all may be read, the values that no training leaves."""
+reading them whole; and, if all may be read, values that no training produces.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from ..files import content_digest
 from .weights import DTYPES, Entry, Weights
 
-#: Neighbouring values that are read together; of a tensor one in so many of them, at least and at most so many.
+#: Length of runs of neighbouring values that are read together; share of a tensor that is read, one in so many; least
+#: and largest number of runs.
 RUN_LENGTH, ONE_IN, FEWEST_RUNS, MOST_RUNS = 64, 1000, 16, 1024
 #: Values that are looked at together where all are: small enough for the memory to be used again.
 _CHUNK = 1 << 20
@@ -25,16 +27,18 @@ HUGE = 1e5
 
 @dataclass(frozen=True)
 class Sampled:
-    """What is kept of a checkpoint."""
+    """Sampled content of a checkpoint."""
 
     entries: dict[str, Entry]
     digests: dict[str, str]
     """SHA-256 of each tensor's shape, type and sampled bytes: alike where the weights are, as far as was read."""
     values: dict[str, np.ndarray]
-    """Of floating tensors of two axes or more, float32 ``[runs, RUN_LENGTH]``; a small one whole, ``[1, numel]``."""
+    """Samples of floating tensors of two axes or more, float32 ``[runs, RUN_LENGTH]``; a small one whole, ``[1,
+    numel]``.
+    """
     bytes_read: int
     n_bytes: int
-    """Of all tensors."""
+    """Bytes of all tensors."""
     vectors: dict[str, np.ndarray] = field(default_factory=dict)
     """Floating tensors of one axis, gains and biases, in the form of ``values``."""
     broken: list[str] = field(default_factory=list)
@@ -42,7 +46,7 @@ class Sampled:
 
     @property
     def spreads(self) -> dict[str, float]:
-        """Standard deviation of the values of each vector; 0 exactly where all are alike."""
+        """Standard deviation of the values of each vector; exactly 0 if all are alike."""
         return {
             name: float(values.std(dtype=np.float64)) if np.ptp(values) > 0 else 0.0
             for name, values in self.vectors.items()
@@ -51,12 +55,12 @@ class Sampled:
 
     @property
     def digest(self) -> str:
-        """Of all tensors by name."""
+        """Digest of all tensors by name."""
         return content_digest(self.digests)
 
 
 def run_starts(name: str, numel: int) -> list[int]:
-    """Where the sampled runs of a tensor begin; decided by its name and size alone. All of a small one is one run."""
+    """Return the starts of a tensor's sampled runs; only its name and size decide them. A small tensor is one run."""
     n = min(max(numel // (ONE_IN * RUN_LENGTH), FEWEST_RUNS), MOST_RUNS)
     if numel <= 2 * n * RUN_LENGTH:
         return []
@@ -70,7 +74,9 @@ def _spans(name: str, numel: int) -> list[tuple[int, int]]:
 
 
 def _sound(parts: list[Tensor]) -> tuple[np.ndarray, float]:
-    """Parts of a floating tensor as `Sampled.values` has them, and the median of their sizes."""
+    """Convert parts of a floating tensor to the form of `Sampled.values`; return them with the median of their
+    sizes.
+    """
     found = torch.stack([part.float() for part in parts])
     median = float(found[found.isfinite()].abs().median().nan_to_num())
     # One broken value would decide every distance.
@@ -78,7 +84,7 @@ def _sound(parts: list[Tensor]) -> tuple[np.ndarray, float]:
 
 
 def sampled_values(name: str, tensor: Tensor) -> np.ndarray:
-    """Of a tensor that is in memory, what `sample` keeps of it: float32 ``[runs, RUN_LENGTH]``, a small one whole."""
+    """Sample a tensor in memory like `sample`: float32 ``[runs, RUN_LENGTH]``, a small one whole."""
     flat = tensor.detach().reshape(-1)
     return _sound([flat[start:stop] for start, stop in _spans(name, flat.numel())])[0]
 
@@ -87,7 +93,7 @@ def sample(weights: Weights, *, scan: bool) -> Sampled:
     """Sample a checkpoint.
 
     Args:
-        weights: of the checkpoint.
+        weights: weights of the checkpoint.
         scan: read all values, and look for those that are broken.
 
     Raises:
@@ -116,14 +122,14 @@ def sample(weights: Weights, *, scan: bool) -> Sampled:
 
 
 def chunks(weights: Weights, name: str) -> Iterator[tuple[int, Tensor]]:
-    """All of a tensor in parts, each with the place of its first value."""
+    """Yield a tensor in parts, each with the place of its first value."""
     numel = weights.entries[name].numel
     for start in range(0, numel, _CHUNK):
         yield start, weights.read(name, start, min(start + _CHUNK, numel))
 
 
 class _Bits(NamedTuple):
-    """How a floating type is read as whole numbers: without the sign, the larger number is the larger value."""
+    """Reading of a floating type as whole numbers: without the sign, the larger number is the larger value."""
 
     type: torch.dtype
     without_sign: int
@@ -139,7 +145,7 @@ _BITS: Mapping[torch.dtype, _Bits] = {
 
 
 def _may_be_broken(name: str, weights: Weights, median: float) -> bool:
-    """Whether a tensor holds a value that is not finite or huge; of rare types it is not looked at here."""
+    """Return True if a tensor may hold a value that is huge or not finite; rare types are not checked here."""
     dtype = DTYPES[weights.entries[name].dtype]
     if (bits := _BITS.get(dtype)) is None:
         return True
@@ -174,7 +180,7 @@ def _broken(name: str, weights: Weights, entry: Entry, median: float) -> list[st
 
 @dataclass(frozen=True)
 class Difference:
-    """Between two checkpoints whose samples are alike."""
+    """A difference between two checkpoints whose samples are alike."""
 
     n_values: int
     n_all: int
@@ -183,7 +189,7 @@ class Difference:
 
 
 def exact_difference(a: Weights, b: Weights) -> Difference | None:
-    """Compare all bytes of two checkpoints of the same tensors; None if they are alike."""
+    """Compare all bytes of two checkpoints with the same tensors; None if they are alike."""
     n, total, first = 0, 0, ""
     for name, entry in sorted(a.entries.items()):
         total += entry.numel

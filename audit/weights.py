@@ -1,6 +1,6 @@
-"""The weights of a checkpoint as named ranges of bytes: what files say of themselves is checked before it is believed.
+"""Weights of a checkpoint as named ranges of bytes: headers of files are checked before they are used.
 
-Of safetensors, headers are read and then only the bytes that are asked for. Pickled files are read by another process
+For safetensors, headers are read, and then only the requested bytes. Pickled files are read by another process
 (pickled_weights.py).
 """
 
@@ -46,7 +46,7 @@ _LONGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor by its description."""
+    """Description of a tensor."""
 
     dtype: str
     """As safetensors names it."""
@@ -54,12 +54,12 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Number of bytes."""
         return self.numel * DTYPES[self.dtype].itemsize
 
     def __str__(self) -> str:
@@ -67,18 +67,18 @@ class Entry:
 
 
 class Weights(ABC):
-    """Tensors by name, of which parts can be read."""
+    """Tensors by name, readable in parts."""
 
     entries: dict[str, Entry]
 
     @abstractmethod
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Elements ``start`` … ``stop`` − 1 of a flattened tensor, in its own type."""
+        """Read elements ``start`` … ``stop`` − 1 of a flattened tensor, in its own type."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Elements of a flattened tensor that lie in one piece of a file."""
+    """Elements of a flattened tensor that are contiguous in a file."""
 
     file: Path
     offset: int
@@ -128,7 +128,7 @@ class HeldWeights(Weights):
 
 
 class GgufWeights(Weights):
-    """Tensors of a GGUF model, dequantised: of the one that was read last, the values are kept."""
+    """Tensors of a GGUF model, dequantised; the values of the last one read are kept."""
 
     def __init__(self, folder: Path) -> None:
         self._sources = folder / GGUF_TENSORS
@@ -150,10 +150,10 @@ class GgufWeights(Weights):
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, int]]:
-    """Tensors of a safetensors file, and where each begins, in bytes from the file's start.
+    """Read the tensors of a safetensors file, and the offset of each in bytes from the file's start.
 
     Raises:
-        RunError: it is no whole file of that format; a truncated one says how much is missing.
+        RunError: it is not a whole file of that format; for a truncated one the message says how much is missing.
     """
     check_file(path)
     size = path.stat().st_size
@@ -199,10 +199,10 @@ def _entries(header: Any) -> tuple[dict[str, Entry], dict[str, int], int]:
 
 
 def open_safetensors(folder: Path) -> FileWeights:
-    """The tensors of a folder of ``transformers``: of one file, or of those that the index names.
+    """Open the tensors of a folder of ``transformers``: one file, or those that the index names.
 
     Raises:
-        RunError: a file that the index names is missing or damaged, or a tensor is not where it says.
+        RunError: a file that the index names is missing or damaged, or lacks a tensor.
     """
     weights = FileWeights()
     wanted: dict[str, str] | None = None
@@ -226,5 +226,5 @@ def open_safetensors(folder: Path) -> FileWeights:
 
 
 def describe_json(content: Any) -> str:
-    """A value of a config in a sentence."""
+    """Write a config's value for a sentence."""
     return one_line(json.dumps(content, ensure_ascii=False), 60)

@@ -17,7 +17,7 @@ from .weights import Entry, describe_json
 
 # ---------------------------------------------------------------- other tensors, other configs
 
-#: Fields of a config that are named with both values; of the others the names.
+#: Fields of a config that are reported with both values; of further ones only the names.
 _MOST_FIELDS = 4
 #: A mean must be so many times as near as the nearest of the checkpoints that it is of.
 CLOSER = 0.2
@@ -26,12 +26,14 @@ _WIDTHS = ("d_model", "hidden_size", "n_embd")
 
 
 def _most_common(values: Sequence[Hashable]) -> Any:
-    """The value of most checkpoints; of equally many that of the first."""
+    """Return the value of most checkpoints; ties go to the first."""
     return Counter(values).most_common(1)[0][0] if values else None
 
 
 def of_one_shape(judged: Sequence[Judged]) -> list[Judged]:
-    """The checkpoints whose tensors have the names and shapes of most. Says which tensors of any are not as in most."""
+    """Return the checkpoints whose tensors have the names and shapes of the majority. Reports deviating tensors of the
+    others.
+    """
     tensors = [(one, one.content.sampled.entries) for one in judged if one.content is not None]
     usual = dict(_most_common([tuple(sorted(own.items())) for _, own in tensors]) or ())
     for one, own in tensors:
@@ -48,7 +50,7 @@ def _shapes(entries: Mapping[str, Entry]) -> dict[str, tuple[int, ...]]:
 
 
 def compare_configs(judged: Sequence[Judged]) -> None:
-    """Say which configs and tokenizers are not those of most."""
+    """Report configs and tokenizers that differ from the majority."""
     configs = [(one, one.content.config) for one in judged if one.content and one.content.config is not None]
     names = {name for _, config in configs for name in config}
     usual = {name: _most_common([describe_json(config.get(name)) for _, config in configs]) for name in names}
@@ -64,7 +66,7 @@ def compare_configs(judged: Sequence[Judged]) -> None:
 
 
 def _by_weight(field: str) -> tuple[bool, bool, str]:
-    """What makes a model another one comes first."""
+    """Return the sort key of a field: those that make a different model come first."""
     return field != "model_type", field not in _WIDTHS, field
 
 
@@ -78,7 +80,7 @@ def _compare_tokenizers(tokenizers: Sequence[tuple[Judged, dict[str, str]]]) -> 
 
 
 def alike(judged: Sequence[Judged]) -> list[Same]:
-    """The checkpoints by their sampled weights, in the order of the first of each."""
+    """Group the checkpoints by their sampled weights, in the order of the first of each."""
     groups: dict[str, list[Judged]] = defaultdict(list)
     for one in judged:
         assert one.content is not None
@@ -93,7 +95,7 @@ def alike(judged: Sequence[Judged]) -> list[Same]:
 
 
 def say_means(members: Sequence[Same]) -> None:
-    """Say of checkpoints without a step that they are the mean of the ends of the last stage's ingredients."""
+    """Report checkpoints without a step that are the mean of the ends of the last stage's ingredients."""
     ends: dict[Any, Same] = {}
     for same in sorted((one for one in members if one.place is not None), key=lambda one: one.place or at_step(0)):
         assert same.place is not None
@@ -123,11 +125,11 @@ _CLEARER = 1.4
 
 
 def settle_duplicates(members: Sequence[Same], distance_MM: np.ndarray, *, scan: bool) -> None:
-    """Find the place that each group of the same weights is of, and say of the others what they are.
+    """Find the place of each group of equal weights, and report the other claims.
 
     Args:
-        members: of one birth.
-        distance_MM: between every two of them.
+        members: checkpoints of one birth.
+        distance_MM: distance between every two of them.
         scan: compare all values of those whose samples are alike.
     """
     settled = {i: same.claims[0] for i, same in enumerate(members) if len(same.claims) == 1}
@@ -144,8 +146,9 @@ def settle_duplicates(members: Sequence[Same], distance_MM: np.ndarray, *, scan:
 
 
 def _settle(i: int, claims: Sequence[Place], settled: dict[int, Place], distance_MM: np.ndarray) -> list[Place]:
-    """The places that may be those of checkpoint ``i``: one where the others tell it, by the curve through them or by
-    how far they are; none where they all lie elsewhere."""
+    """Return the possible places of checkpoint ``i``: one if the others decide it, by the curve through them or by
+    distances; none if they all contradict.
+    """
     steps = {claim: steps_of_chains(chains({**settled, i: claim}, distance_MM)) for claim in claims}
     fitting = [one for one in claims if not any(_is_shorter(steps[other], steps[one], distance_MM) for other in claims)]
     if not fitting:
@@ -160,7 +163,7 @@ def _is_shorter(other: Steps, steps: Steps, distance_MM: np.ndarray) -> bool:
 
 
 def _everywhere(i: int, settled: dict[int, Place], distance_MM: np.ndarray) -> Iterator[Steps]:
-    """The steps of all chains with checkpoint ``i`` at every place between the others, before and behind them."""
+    """Yield the steps of all chains with checkpoint ``i`` at every place between, before and after the others."""
     found = chains(settled, distance_MM)
     for number, chain in enumerate(found):
         rest = [other for other in found if other is not chain]
@@ -176,8 +179,9 @@ def _everywhere(i: int, settled: dict[int, Place], distance_MM: np.ndarray) -> I
 
 
 def _by_distance(i: int, claims: list[Place], settled: dict[int, Place], distance_MM: np.ndarray) -> list[Place]:
-    """The claims of ``i`` that its distances to the checkpoints of the same training allow, under every law that fits
-    the distances between those."""
+    """Return the claims of ``i`` that its distances to the checkpoints of the same training allow, under every law that
+    fits the distances between those.
+    """
     others = {place.step: k for k, place in settled.items() if place.chain == claims[0].chain}
     if len(others) < 2 or any(claim.chain != claims[0].chain or claim.step in others for claim in claims):
         return claims
@@ -198,10 +202,10 @@ def _by_distance(i: int, claims: list[Place], settled: dict[int, Place], distanc
 
 
 def say_duplicates(same: Same, *, scan: bool) -> None:
-    """Say of checkpoints with the same weights that they are.
+    """Report checkpoints with the same weights.
 
     Args:
-        same: of them.
+        same: the checkpoints.
         scan: compare all of their values first.
     """
     known = same.right[0] if len(same.right) == 1 else None
@@ -228,7 +232,7 @@ def _on_the_curve(right: Sequence[Place]) -> str:
 
 
 def _difference(a: Member, b: Member) -> str | None:
-    """Find a difference between two checkpoints of equal samples; None without one, or if they are not read whole."""
+    """Find a difference between two checkpoints of equal samples; None without one, or unless they are read whole."""
     if not (a.is_local and b.is_local):
         return None
     with weights_of(a) as ours, weights_of(b) as theirs:

@@ -38,11 +38,14 @@ class Curve:
         self.members = list(members)
         self.distance_MM = distance_MM
         self.direction: Direction | None = None
-        """Of the order of the labels, or of the shortest path without labels; None for one checkpoint, and before
-        `judge`."""
+        """Direction of the order of the labels, or of the shortest path without labels; None for one checkpoint, and
+        before `judge`.
+        """
 
     def judge(self) -> list[Same]:
-        """Say which are not where their steps are, and where those lie that say none; the order of the weights."""
+        """Report checkpoints that are not at the place of their step, and the places of those without one; return the
+        order of the weights.
+        """
         places = {i: same.place for i, same in enumerate(self.members) if same.place is not None}
         trainings = self._exchanged_between(chains(places, self.distance_MM))
         order = self._directed([i for training in trainings for i in self._order_within(training)])
@@ -57,7 +60,9 @@ class Curve:
         return [self.members[i] for i in order]
 
     def _exchanged_between(self, trainings: list[Chain]) -> list[Chain]:
-        """The trainings without the exchange of two checkpoints of different ones that shortens them most; says so."""
+        """Return the trainings without the exchange of two checkpoints, from different ones, that shortens them most;
+        reports it.
+        """
         steps = steps_of_chains(trainings)
         most, pair = 0.0, None
         for a, b in combinations(trainings, 2):
@@ -83,7 +88,9 @@ class Curve:
         return sum(float(self.distance_MM[tuple(step)]) for step in steps)
 
     def _order_within(self, training: Chain) -> list[int]:
-        """The order of the weights of one training; says which are not where their steps are."""
+        """Return the order of the weights of one training; reports checkpoints that are not at the place of
+        their step.
+        """
         order = training.path
         if len(order) < 3:
             return training.own
@@ -95,7 +102,7 @@ class Curve:
         return [i for i in path if i in training.own]
 
     def _directed(self, order: list[int]) -> list[int]:
-        """The order of the labels, turned round where training passed through it the other way; says so."""
+        """Return the order of the labels, reversed if training passed the other way; reports that."""
         if len(order) < 2:
             return order
         first, last = (self.members[order[end]] for end in (0, -1))
@@ -120,7 +127,7 @@ class Curve:
         return find_direction(first.spreads, last.spreads)
 
     def _say_misplaced(self, order: Sequence[int], path: Sequence[int]) -> None:
-        """Name two that were exchanged, or those outside the longest part of the path whose steps rise."""
+        """Report two exchanged checkpoints, or those outside the longest part of the path with rising steps."""
         apart = [(said, own) for said, own in zip(order, path, strict=True) if said != own]
         if len(apart) == 2:
             self._say_exchanged(*apart[0])
@@ -140,8 +147,9 @@ class Curve:
             one.found(kind, what)
 
     def _say_jumps(self, order: list[int]) -> None:
-        """Name the checkpoint to which the weights jump: one that was fine-tuned on the way, or from which on another
-        training goes on."""
+        """Report the checkpoint to which the weights jump: one fine-tuned on the way, or the first of another
+        training.
+        """
         on_curve = order[:4]
         for place, i in enumerate(order[4:], 4):
             ratio = self._overshoot([*on_curve, i])
@@ -211,7 +219,7 @@ def _exchange(k: int, i: int, j: int) -> int:
 
 
 def _as_labelled(path: list[int], order: Sequence[int]) -> list[int]:
-    """A path in the direction of the labels."""
+    """Orient a path in the direction of the labels."""
     rank = {i: k for k, i in enumerate(order)}
     return path if np.corrcoef(range(len(path)), [rank[i] for i in path])[0, 1] >= 0 else path[::-1]
 

@@ -1,1 +1,1 @@
-"""When it is measured and where it goes: observation, snapshots, records, loggers, progress."""
+"""Callbacks: observation, snapshots, records, loggers, progress."""

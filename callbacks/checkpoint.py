@@ -1,4 +1,6 @@
-"""When checkpoints are written and which are kept. How is the strategy's and its CheckpointIO's business."""
+"""Times at which checkpoints are written, and the choice of those to keep. The strategy and its CheckpointIO write
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from .milestones import MilestoneCallback, StepCallback, is_due, never
 
 
 class _Writer(Protocol):
-    """A CheckpointIO that may still be writing when it returns."""
+    """A CheckpointIO that may still be writing after it returns."""
 
     on_complete: Callable[[], None] | None
-    """What it calls when a checkpoint is there."""
+    """Function that it calls once a checkpoint is complete."""
 
     def finish(self) -> None:
-        """Wait until it is; every rank calls."""
+        """Wait until the checkpoint is complete. Collective: call on every rank."""
 
     def settle(self, error: BaseException) -> None:
         """Wait, after a failure of the run; raises nothing."""
@@ -31,14 +33,14 @@ def _writer(trainer: L.Trainer) -> _Writer:
 
 
 class Checkpoint(MilestoneCallback):
-    """Writes a checkpoint at every milestone after birth; a birth needs none, its seed re-creates it.
+    """Callback that writes a checkpoint at every milestone after birth; a birth needs none, its seed re-creates it.
 
     Args:
         every: optimizer steps between milestones.
-        run: whose checkpoints these are.
-        keep_last: how many of the latest are kept; None keeps all.
-        keep_every: of the older ones, those of steps that it divides are kept too.
-        say: told, in a line each, of old ones that could not be deleted.
+        run: the run of these checkpoints.
+        keep_last: number of latest ones to keep; None keeps all.
+        keep_every: also keep older ones whose step is a multiple of this.
+        say: called with a line for each old one that could not be deleted.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Checkpoint(MilestoneCallback):
         self._saved: int | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Old ones go when a new one is there."""
+        """Have old checkpoints deleted whenever a new one is complete."""
         _writer(trainer).on_complete = self._delete_old
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
@@ -67,15 +69,15 @@ class Checkpoint(MilestoneCallback):
         self._saved = step
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The last one is there when the run is over."""
+        """Wait for the last checkpoint at the end of the run."""
         _writer(trainer).finish()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """So is the one before a failure, where it can be."""
+        """Complete the checkpoint before a failure, if possible."""
         _writer(trainer).settle(exception)
 
     def _delete_old(self) -> None:
-        """A failure here is no reason to end a run, whose new checkpoint is there: it is told."""
+        """Delete old checkpoints. A failure is reported and does not end the run: its new checkpoint is complete."""
         if self.keep_last is None:
             return
         folder = self.run.path / "checkpoints"
@@ -96,21 +98,21 @@ class Checkpoint(MilestoneCallback):
 
 
 class CheckpointFirst(StepCallback):
-    """Writes the checkpoint of a stop before anything is measured: what stops a run may soon kill it.
+    """Callback that writes the checkpoint of a stop before anything is measured: the process may soon be killed.
 
-    Stands right before the callbacks that measure. Where a checkpoint is due anyway the order stays: a resumed run
-    measures nothing of the step that it goes on from, so what was due there must stand before its checkpoint does.
+    Place it right before the callbacks that measure. If a checkpoint is due anyway the order stays: a resumed run
+    measures nothing at the step from which it resumes, so measurements due there must precede its checkpoint.
 
     Args:
-        checkpoint: writes it.
-        more: asks for further steps at which something is measured.
+        checkpoint: the callback that writes it.
+        more: function that says if a step is a further one with measurements.
     """
 
     def __init__(self, checkpoint: Checkpoint, more: Callable[[int], bool] = never) -> None:
         self.checkpoint, self.more = checkpoint, more
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Write it and wait until it is there."""
+        """Write the checkpoint and wait until it is complete."""
         if trainer.should_stop and not is_due(trainer, self.checkpoint.every, self.more, stopping=False):
             self.checkpoint.act(trainer, module, step)
             _writer(trainer).finish()

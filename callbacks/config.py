@@ -1,4 +1,4 @@
-"""Where a run is logged besides its own directory, as a config."""
+"""Config of a run's logs beside its own directory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ LoggerName = Literal["wandb", "tensorboard", "csv"]
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Where a run is logged besides its own directory."""
+    """Settings of a run's logs beside its own directory."""
 
     loggers: list[LoggerName] = field(default_factory=lambda: ["wandb"])
-    """Any of ``wandb``; ``tensorboard``, into the run's folder tensorboard; ``csv``, which keeps metrics.csv up to date
-    (otherwise it is written when the run ends)."""
+    """Loggers, any of ``wandb``; ``tensorboard``, into the run's folder tensorboard; ``csv``, which keeps metrics.csv
+    up to date (otherwise it is written when the run ends).
+    """
 
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
     """How the logger ``wandb`` logs: ``auto`` is online where the user is logged in, offline where not, off where wandb

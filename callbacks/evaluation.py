@@ -1,4 +1,4 @@
-"""Evaluation while it trains: scores at birth, every so many steps and at the end, in at most a share of the time."""
+"""Evaluation during training: scores at birth, every so many steps and at the end, in at most a share of the time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .milestones import MilestoneCallback, log_metrics
 
 
 class Evaluation(MilestoneCallback):
-    """Logs ``eval/NAME/SCORE`` at its milestones. A run that is being stopped is not evaluated for that.
+    """Callback that logs ``eval/NAME/SCORE`` at its milestones. A stop of the run is no reason to evaluate it.
 
-    The first evaluation, at birth, is timed. Once steps are timed too it is known how many the run can afford: where
-    they are fewer than asked for, every n-th is taken, and a line says so. What was decided goes with checkpoints.
+    The first evaluation, at birth, is timed. Once steps are timed too, the affordable number is computed: if it is
+    below the number asked for, only every n-th is taken, and a line says so. Checkpoints keep the decision.
 
     Args:
         every: optimizer steps between evaluations.
-        evaluate: the model to its scores. Every rank calls it.
-        told: what it evaluates on, in a few words.
-        share: of training time, at most, or 1 for no limit; birth and the end are evaluated all the same.
-        step_s: seconds of a step, None as long as they are not known.
-        say: told what is evaluated, and where it is made more rarely.
+        evaluate: function from the model to its scores. Collective.
+        told: name of the evaluation in a few words.
+        share: largest share of training time, 1 for no limit; birth and the end are evaluated in any case.
+        step_s: function that returns the seconds of a step, None while unknown.
+        say: called with lines about the evaluation, and about a lower frequency.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Evaluation(MilestoneCallback):
         self.evaluate, self.told, self.share, self.step_s, self.say = evaluate, told, share, step_s, say
         self.last: dict[str, float] = {}
         self.nth: int | None = None
-        """Of the steps that are asked for, every so manieth is evaluated; None as long as that is not decided."""
+        """Interval of the evaluations taken, among those asked for; None until decided."""
 
     def on_milestone(self, trainer: L.Trainer, module: Any, step: int) -> None:
         """Evaluate and log."""
@@ -50,7 +50,7 @@ class Evaluation(MilestoneCallback):
             log_metrics(trainer, self.last, step)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Birth; where it took."""
+        """Evaluate at birth, and report the time."""
         super().on_train_start(trainer, pl_module)
         if self.acted_at == 0:
             self.say(f"evaluation of {self.told}: {self.seconds:.2g} s at step 0")
@@ -62,7 +62,7 @@ class Evaluation(MilestoneCallback):
         return [f"{name.removeprefix('eval/').replace('/', ' ')} {self.last[name]:.3f}" for name in told[:3]]
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Evaluate where it is due."""
+        """Evaluate if it is due."""
         last = step == trainer.max_steps
         if step % self.every and not last:
             return
@@ -72,8 +72,9 @@ class Evaluation(MilestoneCallback):
             self.act(trainer, module, step)
 
     def _decide(self, max_steps: int) -> None:
-        """How often it can be, from what the last one took; rank 0 decides for all. A run that goes on from before a
-        first evaluation has nothing to go by yet."""
+        """Decide the interval from the time of the last evaluation; rank 0 decides for all. A run resumed from before
+        its first evaluation has no data for this yet.
+        """
         if self.acted_at is None or (step_s := from_rank_zero(self.step_s)) is None:
             return
         seconds = from_rank_zero(lambda: self.seconds)
@@ -88,23 +89,24 @@ class Evaluation(MilestoneCallback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """How often it is, so that a run that goes on is evaluated at the same steps."""
+        """Return the interval, so that a resumed run is evaluated at the same steps."""
         return {"every": self.every, "share": self.share, "nth": self.nth}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as decided, unless another cadence is asked for now."""
+        """Restore the interval, unless another cadence is asked for now."""
         if (state_dict["every"], state_dict["share"]) == (self.every, self.share):
             self.nth = state_dict["nth"]
 
 
 def thinned(max_steps: int, every: int, cost: float, share: float) -> int:
-    """n, where every n-th of the evaluations that are asked for is within its share: birth, the end, and those between.
+    """Return the smallest n such that every n-th of the evaluations asked for fits the share: birth, the end, and those
+    between.
 
     Args:
-        max_steps: of the run.
+        max_steps: steps of the run.
         every: optimizer steps between evaluations.
-        cost: of one evaluation, in steps.
-        share: of training time; 1 for all that is asked for.
+        cost: cost of one evaluation, in steps.
+        share: share of training time; 1 for all that is asked for.
     """
     if share >= 1:
         return 1

@@ -1,4 +1,4 @@
-"""The lineage test at every checkpoint: against the run's own birth, and against strangers' as the control."""
+"""The lineage test at every checkpoint: against the run's own birth, and against those of strangers as the control."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .milestones import MilestoneCallback, log_metrics, never
 
 
 class FingerprintSnapshot(MilestoneCallback):
-    """Logs ``seedprint/…`` at every milestone (definitions §10, null ``dimensions``, random tokens).
+    """Callback that logs ``seedprint/…`` at every milestone (definitions §10, null ``dimensions``, random tokens).
 
     ``z`` and ``log10_p`` are of the test against this run's birth, ``z_stranger`` is the largest of those against the
     strangers'; an undefined test is logged as missing. Births are re-created from their seeds, none is stored.

@@ -1,4 +1,4 @@
-"""Where figures go, under the same names: metrics.jsonl always; W&B, TensorBoard, a CSV file where they are wanted."""
+"""Loggers of figures, under the same names: metrics.jsonl always; W&B, TensorBoard, a CSV file on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .wandb_run import WandbRun, wandb_mode
 
 
 class _OwnFile(Logger):
-    """A logger into the run's own folder."""
+    """Base of loggers into the run's own folder."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__()
@@ -32,15 +32,15 @@ class _OwnFile(Logger):
 
     @property
     def version(self) -> str:
-        """A run has its name alone."""
+        """Always "": a run has only its name."""
         return ""
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Config stands in ``config.yaml``."""
+        """Do nothing: the config is in ``config.yaml``."""
 
 
 class JsonLinesLogger(_OwnFile):
-    """Appends every call's metrics as one line to a run's ``metrics.jsonl``."""
+    """Logger that appends every call's metrics as one line to a run's ``metrics.jsonl``."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Append one line."""
@@ -49,7 +49,8 @@ class JsonLinesLogger(_OwnFile):
 
 
 class CsvLogger(_OwnFile):
-    """Keeps a run's ``metrics.csv`` up to date: a row when its step is over, as `write_metrics_csv` writes them all.
+    """Logger that keeps a run's ``metrics.csv`` up to date: a row at the end of its step, like `write_metrics_csv`
+    writes them all.
 
     It begins with what ``metrics.jsonl`` has, so that a run that goes on neither loses rows nor has them twice.
     """
@@ -60,7 +61,7 @@ class CsvLogger(_OwnFile):
         self._row: dict[str, Any] = {}
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Take what belongs to the row of its step; write the row before it, if that is over."""
+        """Add the metrics to the row of their step; write the row before it if that is complete."""
         if self._row and self._row["step"] != step:
             self._write_row()
         self._row |= {"step": step, **strict(metrics)}
@@ -88,20 +89,21 @@ class CsvLogger(_OwnFile):
 
 
 def check_installed(config: LogConfig) -> None:
-    """UsageError if a logger is missing, with its install line, or WANDB_MODE is none."""
+    """Raise UsageError if a logger is missing, with its install line, or if WANDB_MODE is invalid."""
     if "tensorboard" in config.loggers and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("log.loggers has tensorboard, which is missing: pip install 'birthmark[tensorboard]'")
     wandb_mode(config)
 
 
 def tensorboard_logger(run: RunDir, first_step: int) -> TensorBoardLogger:
-    """TensorBoard's log in the run's folder ``tensorboard``; what an earlier start logged of ``first_step`` and later
-    steps is hidden, since it is logged again."""
+    """Open TensorBoard's log in the run's folder ``tensorboard``; entries of an earlier start from ``first_step`` on
+    are hidden, since they are logged again.
+    """
     return TensorBoardLogger(run.path, name="tensorboard", version="", purge_step=first_step)
 
 
 def close_loggers(loggers: Iterable[Logger], error: BaseException | None) -> None:
-    """End what is open: files get their last lines, W&B what the run leaves. ``error``: what the run failed of."""
+    """Close the loggers: files get their last lines, W&B the run's files. ``error``: the failure of the run."""
     for logger in loggers:
         if isinstance(logger, WandbRun):
             logger.close(error)
@@ -110,7 +112,7 @@ def close_loggers(loggers: Iterable[Logger], error: BaseException | None) -> Non
 
 
 def log_snapshot(loggers: Iterable[Logger], snapshot: Snapshot) -> None:
-    """Show a snapshot in W&B and TensorBoard, where they are among the loggers.
+    """Show a snapshot in W&B and TensorBoard, if they are among the loggers.
 
     Both get its scalars as charts in groups, a curve for each block, and sink mass as a map of the heads; W&B also gets
     its preferred tokens and what it has of every head as tables.

@@ -1,4 +1,4 @@
-"""When callbacks act: at optimizer steps, not micro-batches, and together at milestones."""
+"""Timing of callbacks: at optimizer steps, not micro-batches, and together at milestones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import lightning as L
 
 
 class StepCallback(L.Callback):
-    """Calls :meth:`on_step_end` after every optimizer step (once per global batch)."""
+    """Callback that calls :meth:`on_step_end` after every optimizer step (once per global batch)."""
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """``step`` optimizer steps have been taken."""
+        """Act after ``step`` optimizer steps."""
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Lightning's hook; see :meth:`on_step_end`."""
+        """Run Lightning's hook; see :meth:`on_step_end`."""
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self.on_step_end(trainer, pl_module, trainer.global_step)
 
@@ -29,20 +29,21 @@ def never(step: int) -> bool:
 
 
 def is_due(trainer: L.Trainer, every: int, more: Callable[[int], bool] = never, *, stopping: bool = True) -> bool:
-    """Whether what is done every so many optimizer steps and at the run's end is done after this one.
+    """Return True if a task of every ``every`` steps and of the run's end is due after this step.
 
     Args:
-        trainer: of the run.
-        every: optimizer steps between.
-        more: asks for further steps.
-        stopping: a run that is being stopped ends here.
+        trainer: trainer of the run.
+        every: optimizer steps between two.
+        more: function that says if a step is a further one.
+        stopping: count a stop of the run as its end.
     """
     step = trainer.global_step
     return step % every == 0 or more(step) or step == trainer.max_steps or (stopping and trainer.should_stop)
 
 
 class MilestoneCallback(StepCallback):
-    """Calls :meth:`on_milestone` at birth, every ``every`` steps, at the last step, and when the run is being stopped.
+    """Callback that calls :meth:`on_milestone` at birth, every ``every`` steps, at the last step, and when the run is
+    being stopped.
 
     Args:
         every: optimizer steps between milestones.
@@ -55,12 +56,12 @@ class MilestoneCallback(StepCallback):
         self.announce: Callable[[int], None] | None = None
         """Called with the step before it acts."""
         self.seconds = 0.0
-        """That it took at the last step at which it acted."""
+        """Seconds that it took at the last step at which it acted."""
         self.acted_at: int | None = None
         """The last step at which it acted in this process."""
 
     def act(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Announce it and act."""
+        """Announce the action and act."""
         if self.announce is not None:
             self.announce(step)
         began = time.perf_counter()
@@ -70,16 +71,16 @@ class MilestoneCallback(StepCallback):
         self.seconds, self.acted_at = before + time.perf_counter() - began, step
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Act; ``step`` optimizer steps have been taken."""
+        """Act after ``step`` optimizer steps."""
         raise NotImplementedError
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lightning's hook; birth is a milestone."""
+        """Run Lightning's hook; birth is a milestone."""
         if self.at_birth and trainer.global_step == 0:
             self.act(trainer, pl_module, 0)
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Act where a milestone is due."""
+        """Act if a milestone is due."""
         if is_due(trainer, self.every, self.more):
             self.act(trainer, module, step)
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, lines now and then elsewhere, one at every milestone."""
+"""Progress of a run for a person: a bar on a terminal, lines now and then elsewhere, one at every milestone."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ class RunProgress(MilestoneCallback):
         self.console.print("  ".join(parts), soft_wrap=True, highlight=False)
 
     def _left(self, step: int) -> list[str]:
-        """How long the run still takes, as it went so far: with validation, snapshots and checkpoints."""
+        """Estimate the remaining time of the run, with validation, snapshots and checkpoints."""
         seconds = None if self.pace is None else self.pace.seconds_left(step)
         return [f"about {duration(seconds)} left"] if seconds else []
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.bar.stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> Any:
-        """Take the bar away."""
+        """Remove the bar."""
         self.bar.stop()

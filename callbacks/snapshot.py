@@ -18,22 +18,23 @@ from .milestones import MilestoneCallback, log_metrics
 
 
 class BiasSnapshot(MilestoneCallback):
-    """Takes a :class:`Snapshot` of the language model in a LightningModule at every milestone and logs its scalars.
+    """Callback that takes a :class:`Snapshot` of the language model in a LightningModule at every milestone and logs
+    its scalars.
 
-    The module is our own or any that holds a causal language model of ``transformers``. Training is left alone. What is
-    measured, written and compared with is the recorder's: ``BiasSnapshot(SnapshotRecorder("bias", …), every=500)``. The
-    short form ``BiasSnapshot(dirpath="bias", every=500)`` makes one of the same arguments.
+    The module is this package's, or any that holds a causal language model of ``transformers``. Training is not
+    affected. The recorder decides the measurements, files and references: ``BiasSnapshot(SnapshotRecorder("bias", …),
+    every=500)``. The short form ``BiasSnapshot(dirpath="bias", every=500)`` makes a recorder from the same arguments.
 
     Args:
         recorder: takes the snapshots and writes them.
         every: optimizer steps between snapshots; ``steps`` and ``factor`` of the recorder's config ask for more.
-        model: finds the model in the module; by default the only one of ``transformers`` in it.
-        dirpath: where they are written, in place of ``recorder``.
+        model: function that finds the model in the module; by default the only one of ``transformers`` in it.
+        dirpath: folder of the snapshots, in place of ``recorder``.
         arguments: further ones of that :class:`SnapshotRecorder`.
 
     Raises:
-        UsageError: an impossible argument; when training begins, a model that cannot be found. What cannot be measured
-            ends the training only where the config's ``on_error`` is ``raise``.
+        UsageError: an impossible argument; when training begins, a model that cannot be found. A failed measurement
+            ends the training only if the config's ``on_error`` is ``raise``.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class BiasSnapshot(MilestoneCallback):
         return self.recorder.last
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Take the snapshot, where it can be taken."""
+        """Take the snapshot, if possible."""
         self._taken = step
         snapshot = self.recorder.take_if_possible(self.model(module), step)
         if snapshot is not None and rank() == 0:
@@ -66,20 +67,20 @@ class BiasSnapshot(MilestoneCallback):
             log_snapshot(trainer.loggers, snapshot)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Birth, or where a training goes on."""
+        """Begin at birth, or at the step of a resumed training."""
         self._step = self._taken = trainer.global_step
         super().on_train_start(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Act where a step was taken: with an epoch one may end before its accumulation is full."""
+        """Act if a step was taken: at the end of an epoch one may end before its accumulation is full."""
         before, self._step = self._step, trainer.global_step
         if self._step > before:
             self.on_step_end(trainer, pl_module, self._step)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The end, where it came unannounced: of the epochs, or by a callback that stops after a validation."""
+        """Take the snapshot of an unannounced end: of the epochs, or by a callback that stops after a validation."""
         if self._taken != trainer.global_step:
             self.on_milestone(trainer, pl_module, trainer.global_step)
 
@@ -87,7 +88,7 @@ class BiasSnapshot(MilestoneCallback):
 def _recorder(
     recorder: SnapshotRecorder | None, dirpath: str | Path | None, arguments: RecorderArguments
 ) -> SnapshotRecorder:
-    """The recorder given, or one of the arguments."""
+    """Return the given recorder, or make one from the arguments."""
     if unknown := [name for name in arguments if name not in RecorderArguments.__annotations__]:
         mend = "dirpath=run.path" if unknown[0] == "run" else f"one of {', '.join(RecorderArguments.__annotations__)}"
         raise UsageError(f"BiasSnapshot: there is no argument {unknown[0]}; give {mend}")

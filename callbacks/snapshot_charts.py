@@ -1,4 +1,4 @@
-"""A snapshot as loggers with pictures show it: scalars in groups, curves of blocks, tables, a map of the heads."""
+"""Form of a snapshot for loggers with pictures: scalars in groups, curves of blocks, tables, a map of the heads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..metrics.quantities import by_block
 from ..metrics.quantity import AXES
 from ..report.probe_arrays import PROBES, arrays_of, measured_probes
 
-#: Of pictures: 1,000 pixels across.
+#: Resolution of pictures: 1,000 pixels across.
 _DPI = 200
 #: Ends of the colour scale: the first that no head exceeds, so that a model without a sink is not all dark.
 _TOPS = (0.1, 0.2, 0.5, 1.0)
@@ -24,10 +24,10 @@ TOKEN_COLUMNS = ("step", "rank", "id", "text", "p", "argmax_share", "rank_at_bir
 
 
 def chart_groups(snapshot: Snapshot) -> dict[str, float]:
-    """The scalars again as loggers group charts: ``SECTION/NAME``, beside it ``SECTION/NAME (CONTROL)``.
+    """Return the scalars under names that loggers group into charts: ``SECTION/NAME``, beside it ``SECTION/NAME
+    (CONTROL)``.
 
-    They make a group of what stands before the slash and sort it by name. Those of the text probe are called
-    ``NAME on text``.
+    Loggers group by the part before the slash and sort by name. Scalars of the text probe are called ``NAME on text``.
     """
     found: dict[str, float] = {}
     for group, suffix in (("bias", ""), ("bias_text", " on text")):
@@ -42,7 +42,7 @@ def chart_groups(snapshot: Snapshot) -> dict[str, float]:
 
 
 def block_curves(snapshot: Snapshot) -> dict[str, float]:
-    """``by block NAME/LAYER``, of every probe: a group of charts for each quantity, a curve for each block.
+    """Return ``by block NAME/LAYER`` for every probe: a group of charts for each quantity, a curve for each block.
 
     Layer 0 is the embeddings.
     """
@@ -60,7 +60,7 @@ def block_curves(snapshot: Snapshot) -> dict[str, float]:
 
 
 def token_rows(snapshots: Sequence[Snapshot]) -> list[list[Any]]:
-    """Rows of `TOKEN_COLUMNS`: the preferred tokens of every snapshot, step by step."""
+    """List the rows of `TOKEN_COLUMNS`: the preferred tokens of every snapshot, step by step."""
     return [
         [snapshot.step, *(token.get(name) for name in TOKEN_COLUMNS[1:])]
         for snapshot in snapshots
@@ -69,7 +69,7 @@ def token_rows(snapshots: Sequence[Snapshot]) -> list[list[Any]]:
 
 
 def head_tables(snapshot: Snapshot) -> dict[str, list[list[Any]]]:
-    """Of each quantity that has a number for every head and a scalar: rows of (layer, head, value)."""
+    """Return, for each quantity with a number for every head and a scalar, rows of (layer, head, value)."""
     found = {}
     for name, quantity in snapshot.quantities.items():
         array_LH, column = snapshot.arrays.get(name), quantity.over_training
@@ -80,9 +80,9 @@ def head_tables(snapshot: Snapshot) -> dict[str, list[list[Any]]]:
 
 
 def sink_map(snapshot: Snapshot) -> np.ndarray | None:
-    """Sink mass by block and head, a panel for each probe, as a picture: bytes ``[height, width, 3]``.
+    """Draw sink mass by block and head, a panel for each probe, as a picture: bytes ``[height, width, 3]``.
 
-    None where there are no heads, or no matplotlib.
+    None without heads, or without matplotlib.
     """
     if importlib.util.find_spec("matplotlib") is None:
         return None

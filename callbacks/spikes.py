@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient norm stands far out of those before them."""
+"""Steps whose loss or gradient norm exceeds those before them by far."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SD_OVER_MAD = 1.4826
 
 
 class Spike(NamedTuple):
-    """One of them."""
+    """A spike."""
 
     step: int
     value: float
@@ -26,7 +26,7 @@ class Spike(NamedTuple):
 
 
 class Spikes:
-    """Counts the spikes of one quantity.
+    """Counter of the spikes of one quantity.
 
     A spike is larger than all of the 128 values before it (32 at least), and more than 6 robust standard deviations
     above their median; one is 1.4826 times their median absolute deviation. It enters the window as any other value:
@@ -39,7 +39,7 @@ class Spikes:
         self._window: deque[float] = deque(maxlen=WINDOW)
 
     def take(self, steps: Sequence[int], values: Sequence[float]) -> list[Spike]:
-        """Those among the next steps."""
+        """Return the spikes among the next steps."""
         found = []
         for step, value in zip(steps, values, strict=True):
             if not math.isfinite(value):
@@ -58,7 +58,7 @@ class Spikes:
         return (value - middle) / spread if spread else math.inf
 
     def state(self) -> dict[str, Any]:
-        """What a run that goes on must know."""
+        """Return the state for a resumed run."""
         return {"count": self.count, "window": list(self._window)}
 
     def load(self, state: Mapping[str, Any]) -> None:

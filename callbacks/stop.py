@@ -1,6 +1,6 @@
-"""A wish to stop ends a run at the next optimizer step with everything saved: Ctrl-C, SIGTERM, or SLURM's SIGUSR1.
+"""Stop of a run on request, at the next optimizer step with everything saved: Ctrl-C, SIGTERM, or SLURM's SIGUSR1.
 
-One wish is often several signals: DeepSpeed's launcher sends SIGTERM after the terminal's SIGINT; torchrun and SLURM
+One request is often several signals: DeepSpeed's launcher sends SIGTERM after the terminal's SIGINT; torchrun and SLURM
 may both send SIGTERM to one process. All of them are one stop. Only a second Ctrl-C, after a pause, means at once.
 """
 
@@ -27,18 +27,19 @@ _PAUSE_S = 2.0
 
 
 class StopOnSignal(StepCallback):
-    """Sets ``trainer.should_stop`` at the first step boundary after a signal. Stands before all milestone callbacks.
+    """Callback that sets ``trainer.should_stop`` at the first step boundary after a signal. Place it before all
+    milestone callbacks.
 
-    A signal to one process of a run stops all of them, at the same step. Of several, each says at every step whether it
-    heard one, and learns of the others' at the next: no step waits for them, and the run stops a step later.
+    A signal to one process of a run stops all of them, at the same step. With several processes, each sends at every
+    step if it received one, and reads the others' at the next: no step waits for them, and the run stops a step later.
 
-    It listens from before the training until all is closed behind it, so that the launcher's next signal does not hit a
-    process that still saves.
+    It listens from before the training until everything is closed after it, so that the launcher's next signal does not
+    hit a process that still saves.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        """What the run was stopped by."""
+        """Signal that stopped the run."""
         self._own: signal.Signals | None = None
         self._interrupted_at: float | None = None
         self._asked: Callable[[], int] | None = None
@@ -54,15 +55,15 @@ class StopOnSignal(StepCallback):
             self._own = signal.Signals(number)
 
     def listen(self) -> AbstractContextManager[None]:
-        """Hear signals, around the training and what closes it."""
+        """Listen for signals within the context, around the training and its closing."""
         return _handled_by(self._handle, _STOPS)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take SIGTERM back from Lightning, whose handler takes part in a collective wherever the process stands."""
+        """Take SIGTERM back from Lightning, whose handler joins a collective at any point of the process."""
         signal.signal(signal.SIGTERM, self._handle)
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Stop here if a signal came; of several processes, if one had come to any of them a step ago."""
+        """Stop the run if a signal came; with several processes, if one had come to any of them a step ago."""
         asked, self._asked = self._asked, begin_max_over_ranks(self._own or 0)
         # Alone a process knows at once.
         if number := (self._asked if world_size() == 1 else asked or int)():
@@ -70,7 +71,7 @@ class StopOnSignal(StepCallback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The last question is answered before the processes part."""
+        """Answer the last question before the processes part."""
         if self._asked is not None:
             self._asked()
 
@@ -86,5 +87,5 @@ def _handled_by(handler: _Handler, numbers: Iterable[signal.Signals]) -> Iterato
 
 
 def stopped_already() -> AbstractContextManager[None]:
-    """Hear no wish to stop but Ctrl-C, around the little that is left to do after a stop."""
+    """Ignore all stop signals except Ctrl-C, around the short work after a stop."""
     return _handled_by(signal.SIG_IGN, [number for number in _STOPS if number != signal.SIGINT])

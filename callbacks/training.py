@@ -1,4 +1,4 @@
-"""The figures of training itself: loss, learning rate, gradient norm, throughput; and the validation loss."""
+"""Log of the training itself: loss, learning rate, gradient norm, throughput; and the validation loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .spikes import Spikes
 
 
 class TrainingLog(StepCallback):
-    """Logs a line every ``every`` steps. Stands before the milestone callbacks, so that their time is not counted.
+    """Callback that logs a line every ``every`` steps. Place it before the milestone callbacks, so that their time is
+    not counted.
 
     Args:
         every: optimizer steps between lines.
@@ -60,7 +61,7 @@ class TrainingLog(StepCallback):
         self._laps: list[float] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Rates count from here."""
+        """Begin the counts for rates."""
         self._last_step, self._waited_s = trainer.global_step, pl_module.progress.waited_s
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -70,15 +71,15 @@ class TrainingLog(StepCallback):
         if ends_step and not due:
             pl_module.stopwatch.lap()
         elif ends_step:
-            # What the device still has to do of these steps is their time, not that of what follows. Without a wait
-            # the clock runs on: the device does too.
+            # Work that the device still has to do for these steps is their time, not that of the following. Without a
+            # wait the clock runs on: the device does too.
             self.synchronize()
             pl_module.stopwatch.lap()
             pl_module.stopwatch.pause()
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_step_end(self, trainer: L.Trainer, module: Any, step: int) -> None:
-        """Log where it is due."""
+        """Log if it is due."""
         logs = is_due(trainer, self.every)
         # At milestones too, so that a checkpoint has what was before it.
         if not logs and not is_due(trainer, self.milestones, self.more) and not module.watch.full:
@@ -114,7 +115,7 @@ class TrainingLog(StepCallback):
         log_metrics(trainer, self.last, step)
 
     def _pace(self, seconds: float, waited_s: float) -> dict[str, float]:
-        """Step times, waits for data and memory since the last line, over all ranks."""
+        """Collect step times, waits for data and memory since the last line, over all ranks."""
         laps, self._laps = np.array(self._laps), []
         waited, self._waited_s = waited_s - self._waited_s, waited_s
         own = torch.zeros(world_size(), 3, dtype=torch.float64)
@@ -132,12 +133,13 @@ class TrainingLog(StepCallback):
 
     @property
     def step_s(self) -> float | None:
-        """Median time of a step since the last line, or where that was just written of those before it; None as long
-        as no step is timed."""
+        """Median time of a step since the last line, or of the line before if that was just written; None as long as no
+        step is timed.
+        """
         return float(np.median(self._laps)) if self._laps else self.last.get("train/step_p50_s")
 
     def _judge(self, watch: Any) -> tuple[Sequence[float], Sequence[float]]:
-        """Losses of the global batch and gradient norms since the last look, of which it tells what is unusual."""
+        """Return the losses of the global batch and the gradient norms since the last look, and report unusual ones."""
         seen = watch.take()
         steps, norms = [s.step for s in seen], [s.grad_norm for s in seen]
         losses = (sum_over_ranks(torch.tensor([s.loss for s in seen])) / world_size()).tolist()
@@ -156,17 +158,18 @@ class TrainingLog(StepCallback):
         return losses, norms
 
     def state_dict(self) -> dict[str, Any]:
-        """The spikes so far, and what the next steps are compared with."""
+        """Return the spikes so far, and the values that the next steps are compared with."""
         return {name: spikes.state() for name, spikes in self.spikes.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Restore the counts."""
         for name, spikes in self.spikes.items():
             spikes.load(state_dict[name])
 
 
 class FiniteGuard(MilestoneCallback):
-    """Ends a run that skips too many steps, or whose weights are not finite, before it is measured or saved.
+    """Callback that ends a run that skips too many steps, or whose weights are not finite, before it is measured or
+    saved.
 
     Stands before the other milestone callbacks.
     """
@@ -177,18 +180,18 @@ class FiniteGuard(MilestoneCallback):
 
 
 class Validation(MilestoneCallback):
-    """Validation loss at every milestone, over the same sequences each time.
+    """Callback that computes the validation loss at every milestone, over the same sequences each time.
 
     Args:
         every: optimizer steps between validations.
         sequences_NT: token ids ``[N, T+1]``.
         batch_size: sequences in one pass; each rank passes its part of them.
-        losses: per-token losses of (model, batch ``[B, T+1]``), ``[B, T]`` or of the last positions only.
-        bytes_per_token: of the validation text, for bits per byte.
-        groups: masks ``[B, T]`` of positions by name, from the inputs; each gets a loss of its own.
-        shares: of several sources, by name, that take turns in ``sequences_NT``: each gets a loss of its own, and the
-            whole loss is that of their shares.
-        more: asks for further steps.
+        losses: function from (model, batch ``[B, T+1]``) to per-token losses, ``[B, T]`` or of the last positions only.
+        bytes_per_token: bytes per token of the validation text, for bits per byte.
+        groups: masks ``[B, T]`` of positions by name, from the inputs; each gets a separate loss.
+        shares: shares of several sources, by name, that take turns in ``sequences_NT``: each gets a separate loss, and
+            the total is their weighted mean.
+        more: function that says if a step is a further one.
     """
 
     def __init__(
@@ -250,7 +253,7 @@ class Validation(MilestoneCallback):
 
 
 class MilestoneTimes(MilestoneCallback):
-    """Logs how long each part of a milestone took, for which training stood still. Stands after them.
+    """Callback that logs the time of each part of a milestone, during which training paused. Place it after them.
 
     Args:
         every: optimizer steps between milestones.
@@ -263,6 +266,6 @@ class MilestoneTimes(MilestoneCallback):
         self.parts = parts
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Log them."""
+        """Log the times."""
         acted = {name: part for name, part in self.parts.items() if part.acted_at == step}
         log_metrics(trainer, {f"train/{name}_s": part.seconds for name, part in acted.items()}, step)

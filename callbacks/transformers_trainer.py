@@ -1,4 +1,4 @@
-"""The bias snapshot of a training by the ``Trainer`` of ``transformers``."""
+"""Bias snapshots in a training by the ``Trainer`` of ``transformers``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -> TrainerCallback:
-    """A callback for ``trainer.add_callback``: snapshots at birth, every ``every`` optimizer steps and at the end.
+    """Make a callback for ``trainer.add_callback``: snapshots at birth, every ``every`` optimizer steps and at the end.
 
-    Scalars go to ``trainer.log``: into ``log_history`` under their names, and to whatever the trainer reports to, which
-    may put a prefix of its own before them. Training is left alone; what cannot be measured ends it only where the
-    recorder's config has ``on_error: raise``.
+    Scalars go to ``trainer.log``: into ``log_history`` under their names, and to the trainer's reports, which may add a
+    prefix. Training is not affected; a failed measurement ends it only if the recorder's config has ``on_error:
+    raise``.
 
     Args:
-        trainer: whose training it is.
-        recorder: takes the snapshots and writes them; text that it is given is read by the trainer's own tokenizer,
-            unless it has another.
+        trainer: the trainer.
+        recorder: takes the snapshots and writes them; its text is read by the trainer's tokenizer, unless it has
+            another.
         every: optimizer steps between them; ``steps`` and ``factor`` of the recorder's config ask for more.
 
     Raises:

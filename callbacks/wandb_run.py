@@ -23,12 +23,12 @@ from ..measure.records import RunDir
 from .config import LogConfig
 from .snapshot_charts import TOKEN_COLUMNS, token_rows
 
-#: How long W&B is given to start, in seconds.
+#: Time, in seconds, that W&B gets to start.
 _PATIENCE_S = 180
 #: The horizontal axes: optimizer steps as Lightning calls them, and tokens trained on.
 _STEPS, _TOKENS = "trainer/global_step", "train/tokens"
 Mode = Literal["online", "offline", "shared", "off"]
-#: What WANDB_MODE may say, W&B's older names included → how it is logged.
+#: Values of WANDB_MODE, W&B's older names included → mode of the log.
 _MODES: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -53,18 +53,18 @@ _VARIABLES = {
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is called in W&B."""
+    """Identity of a run in W&B."""
 
     id: str
-    """Of the run, wherever it is looked at."""
+    """Id of the run, everywhere."""
     name: str
     group: str
-    """Of the runs that differ in the seed alone."""
+    """Group of the runs that differ only in the seed."""
     job_type: str
 
 
 class _Stored(TypedDict):
-    """``wandb.json`` of a run: the W&B run that it goes on in when it is resumed."""
+    """``wandb.json`` of a run: the W&B run that a resumed run continues."""
 
     id: str
     project: NotRequired[str | None]
@@ -81,15 +81,15 @@ def _logged_in_to_wandb() -> bool:
 
 
 def _disabled() -> bool:
-    # Which other trainers read too; wandb itself no longer does.
+    # Variable that other trainers read too; wandb itself no longer does.
     return os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
 
 
 def wandb_mode(config: LogConfig) -> Mode:
-    """``online``, ``offline``, ``shared`` or ``off``, with ``auto`` and the environment resolved.
+    """Return ``online``, ``offline``, ``shared`` or ``off``, with ``auto`` and the environment resolved.
 
     Raises:
-        UsageError: W&B was asked for and is not installed, or WANDB_MODE is none.
+        UsageError: W&B was asked for and is not installed, or WANDB_MODE is invalid.
     """
     if "wandb" not in config.loggers or config.wandb == "off" or _disabled():
         return "off"
@@ -121,24 +121,21 @@ class WandbRun(WandbLogger):
 
     @property
     def where(self) -> str:
-        """Where to look at it, or how to send it later."""
+        """URL of the run, or the command that sends it later."""
         return self.url or f"offline, send it with: wandb sync {shlex.quote(str(Path(self.experiment.dir).parent))}"
 
     def alert(self, text: str) -> None:
-        """Send the user a message, as W&B's settings of the user say."""
+        """Send the user a message, according to the user's settings in W&B."""
         self.experiment.alert(f"{self.experiment.name} failed"[:63], text, level="ERROR", wait_duration=0)
 
     def end_in_fault(self, text: str) -> None:
-        """Say why the process is about to end, and end the W&B run; for a process that cannot go on."""
+        """Say why the process is about to end, and end the W&B run; for a process that cannot continue."""
         self.alert(text)
         self.experiment.finish(exit_code=1)
 
     def close(self, error: BaseException | None) -> None:
-        """Give the W&B run what the run leaves, and end it, so that it can be opened again, in this process or under
-        the same W&B service.
-
-        Args:
-            error: what the run failed of.
+        """Add the run's files to the W&B run, and end it, so that it can be opened again, in this process or under the
+        same W&B service. Args: error: the failure of the run.
         """
         try:
             if error is None:
@@ -161,7 +158,7 @@ class WandbRun(WandbLogger):
             self.experiment.log(objects)
 
     def _log_files(self, report: Path | None) -> None:
-        """Config, birth certificate, and where they are there the table of metrics and the report, as an artifact."""
+        """Log config, birth certificate and, if they exist, the table of metrics and the report, as an artifact."""
         import wandb
 
         artifact = wandb.Artifact(f"birthmark-{self.experiment.id}", type="birthmark")
@@ -174,14 +171,14 @@ class WandbRun(WandbLogger):
 def wandb_run(
     config: LogConfig, run: RunDir, identity: Identity, record: dict[str, Any], tokens_after: Callable[[int], int]
 ) -> WandbRun | None:
-    """The W&B run of ``run``, begun or gone on with; None where W&B is off.
+    """Start or resume the W&B run of ``run``; None if W&B is off.
 
     Args:
-        config: where it is logged.
-        run: what is logged.
-        identity: what it is called, where no environment variable says otherwise.
-        record: goes into the W&B run's config.
-        tokens_after: tokens that the first so many steps train on.
+        config: settings of the logs.
+        run: the run.
+        identity: its names, unless environment variables override them.
+        record: values for the W&B run's config.
+        tokens_after: function from a number of steps to the tokens that they train on.
 
     Raises:
         UsageError: see :func:`wandb_mode`.

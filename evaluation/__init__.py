@@ -1,1 +1,1 @@
-"""How good a model is beyond its loss: bits per byte of texts, scores of tasks, while it trains."""
+"""Evaluation of a model beyond its loss: bits per byte of texts and scores of tasks, during training."""

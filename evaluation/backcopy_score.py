@@ -1,4 +1,4 @@
-"""How well a model does the bigram-backcopy task (definitions §11): does it copy, and how far is it from perfect?"""
+"""Scores of a model on the bigram-backcopy task (definitions §11): copying, and distance from a perfect model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .windows import Window, score
 
 
 def backcopy_scores(model: Decoder, task: BackCopy, n_samples: int, batch_size: int) -> dict[str, float]:
-    """``copy_accuracy``, the share of triggers after which the copy is the likeliest token; NaN where there is none.
-    ``excess_loss``, the loss above that of a perfect model on the same samples, in nats per token.
+    """Score a model: ``copy_accuracy``, the share of triggers after which the copy is the likeliest token (NaN without
+    triggers), and ``excess_loss``, the loss above that of a perfect model on the same samples, in nats per token.
 
     Args:
         model: the decoder.

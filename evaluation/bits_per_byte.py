@@ -1,4 +1,6 @@
-"""Bits per byte of a text: what a model needs to tell it, over its UTF-8 bytes, whatever its tokens are."""
+"""Bits per byte of a text: the information that a model needs to predict it, over its UTF-8 bytes, for any
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,17 @@ class Text:
     n_bytes: int
 
     def bits_per_byte(self, model: Decoder, batch_size: int) -> float:
-        """Summed −log₂ p of its tokens over its bytes."""
+        """Compute the summed −log₂ p of its tokens over its bytes."""
         scores = score(model, self.windows, batch_size)
         return -sum(float(one.log_probs.sum()) for one in scores) / math.log(2) / self.n_bytes
 
 
 def text_windows(tokens: list[int], first: int, length: int, stride: int) -> list[Window]:
-    """Windows of at most ``length`` tokens that predict each of ``tokens`` once, the first from the token ``first``.
+    """Cut windows of at most ``length`` tokens that predict each of ``tokens`` once, the first from the token
+    ``first``.
 
-    The first window predicts as many as it reads; each later one moves on by ``stride``, predicts so many, and reads
-    ``length − stride`` tokens before them.
+    The first window predicts as many tokens as it reads; each later one advances by ``stride``, predicts that many, and
+    reads ``length − stride`` tokens before them.
     """
     read = [first, *tokens]
     windows, done = [], 0
@@ -43,7 +46,7 @@ def text_windows(tokens: list[int], first: int, length: int, stride: int) -> lis
 
 
 def first_token(tokenizer: TextTokenizer) -> int:
-    """The token that a text is read after: the end of the one before it, or what the tokenizer puts before a text.
+    """Return the token before a text: the end of a previous text, or the token that the tokenizer puts before a text.
 
     Raises:
         UsageError: the tokenizer has neither.
@@ -59,10 +62,10 @@ def first_token(tokenizer: TextTokenizer) -> int:
 
 
 def read_text(file: str, most_bytes: int) -> str:
-    """The beginning of a text, whole characters of at most so many bytes.
+    """Read the beginning of a text, whole characters of at most ``most_bytes`` bytes.
 
     Raises:
-        UsageError: no such file, none that can be read, not UTF-8, or empty.
+        UsageError: the file is missing, unreadable, not UTF-8, or empty.
     """
     path = user_path(file)
     try:
@@ -84,7 +87,7 @@ def read_text(file: str, most_bytes: int) -> str:
 
 
 def prepare_text(text: str, tokenizer: TextTokenizer, length: int, stride: int | None) -> Text:
-    """A text in windows of ``length`` tokens; ``stride`` as in :func:`text_windows`, by default ``length``."""
+    """Cut a text into windows of ``length`` tokens; ``stride`` as in :func:`text_windows`, by default ``length``."""
     tokens = tokenizer.encode([text])[0].tolist()
     windows = text_windows(tokens, first_token(tokenizer), length, stride or length)
     return Text(windows, len(text.encode("utf-8")))

@@ -1,4 +1,4 @@
-"""What a run is evaluated on, and how often, as a config."""
+"""Config of a run's evaluation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ BACKCOPY = "backcopy"
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Evaluation while it trains: at birth, every so many steps and at the end. Without tasks and texts: none."""
+    """Settings of evaluation during training: at birth, every so many steps and at the end. Without tasks and texts:
+    none.
+    """
 
     tasks: list[str] = field(default_factory=list)
     """Tasks, groups and tags of lm-eval by name, or YAML files of its form (``pip install 'birthmark[eval]'``); or
-    ``backcopy``, the score of a run on ``data.path backcopy``. Which need the Hugging Face hub:
-    docs/evaluate.md."""
+    ``backcopy``, the score of a run on ``data.path backcopy``. Tasks that need the Hugging Face hub: docs/evaluate.md.
+    """
 
     texts: list[str] = field(default_factory=list)
     """Text files whose bits per byte are measured; each goes by its file's name without the ending."""
@@ -27,8 +29,9 @@ class EvalConfig:
     """Optimizer steps between evaluations, a multiple of trainer.checkpoint_every; by default at every checkpoint."""
 
     share: float = 0.01
-    """The share of training time that evaluation may take. Where it would take more, it is made more rarely, and a line
-    says so; birth and the end are evaluated all the same. 1: as often as it is asked for."""
+    """Largest share of training time for evaluation. If it would take more, it is done more rarely, and a line says so;
+    birth and the end are evaluated in any case. 1: as often as asked for.
+    """
 
     n_docs: int = 100
     """Documents of each task, or samples of ``backcopy``: the first ones, the same all through the run."""
@@ -45,26 +48,26 @@ class EvalConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is evaluated."""
+        """True if anything is evaluated."""
         return bool(self.tasks or self.texts)
 
     @property
     def library_tasks(self) -> list[str]:
-        """Those that lm-eval scores."""
+        """Tasks that lm-eval scores."""
         return [task for task in self.tasks if task != BACKCOPY]
 
     @property
     def text_names(self) -> dict[str, str]:
-        """Name of each text → its file."""
+        """Names of the texts → their files."""
         return {PurePath(text).stem: text for text in self.texts}
 
     def problems(self, checkpoint_every: int, max_seq_len: int, data_path: str | list[str]) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend.
+        """List everything that makes this config impossible, one line each, with the remedy.
 
         Args:
             checkpoint_every: optimizer steps between checkpoints, with which evaluations come.
             max_seq_len: tokens of the model's longest sequence.
-            data_path: what the run trains on.
+            data_path: training data of the run.
         """
         bounds = {
             "every": (1, 10**10),
@@ -101,7 +104,7 @@ class EvalConfig:
         return found
 
     def _readers(self) -> dict[str, tuple[str, bool]]:
-        """Field → what reads it, and whether there is such a thing."""
+        """Return, for each field, its reader, and if the reader is in use."""
         return {
             "every": ("eval.tasks and eval.texts", self.is_on),
             "share": ("eval.tasks and eval.texts", self.is_on),

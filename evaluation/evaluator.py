@@ -1,4 +1,4 @@
-"""All that a run is evaluated on, read before it begins and scored as often as it is asked."""
+"""Evaluation of a run: everything is read before the run begins, and scored whenever asked."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Material:
-    """What is evaluated on, before there is a model."""
+    """Texts and tasks of an evaluation, before there is a model."""
 
     texts: Mapping[str, str]
     tasks: Tasks | None
 
     @classmethod
     def read(cls, config: EvalConfig) -> Material:
-        """Texts and tasks, read before anything else is done. Every rank must call.
+        """Read texts and tasks, before anything else. Collective: call on every rank.
 
         Raises:
-            UsageError: there is no such text or task, it needs a network that there is not, or lm-eval is missing.
+            UsageError: a text or task does not exist, or needs a network that is missing, or lm-eval is missing.
         """
         texts = from_rank_zero(
             lambda: {name: read_text(file, config.text_bytes) for name, file in config.text_names.items()}
@@ -51,18 +51,18 @@ class Material:
 
 
 class Evaluator:
-    """Scores a model on texts and tasks, the same documents every time.
+    """Evaluator that scores a model on texts and tasks, the same documents every time.
 
     Args:
-        config: what to evaluate on.
-        material: of the same config.
-        tokenizer_path: of the run; None where its tokens are no text.
-        validation: the run's held-out samples, of which ``backcopy`` takes its own.
+        config: settings of the evaluation.
+        material: material of the same config.
+        tokenizer_path: tokenizer of the run; None if its tokens are not text.
+        validation: the run's held-out samples, which ``backcopy`` is scored on.
         max_seq_len: tokens that the model reads at once.
         batch_size: sequences in one pass.
 
     Raises:
-        UsageError: texts or tasks, but no tokenizer that they can be read with.
+        UsageError: texts or tasks, but no tokenizer to read them.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Evaluator:
 
     @property
     def told(self) -> str:
-        """What it evaluates on, in a few words."""
+        """Description of the evaluation in a few words."""
         parts = [f"{name} ({text.n_bytes:,} bytes)" for name, text in self._texts.items()]
         parts += [f"{BACKCOPY} ({self.config.n_docs:,} samples)"] if self._backcopy else []
         parts += [] if self._tasks is None else self._tasks.told
         return ", ".join(parts)
 
     def __call__(self, model: Decoder) -> dict[str, float]:
-        """``eval/NAME/SCORE`` of everything. Every rank must call; all return the same."""
+        """Return ``eval/NAME/SCORE`` of everything. Collective: call on every rank; all return the same."""
         found: dict[str, float] = {}
         for name, text in self._texts.items():
             found[f"eval/{name}/bits_per_byte"] = text.bits_per_byte(model, self.batch_size)

@@ -1,6 +1,7 @@
-"""Our decoder as lm-eval sees a model: the same tokens and windows as its own ``hf`` makes of the exported model.
+"""Decoder as a model of lm-eval, with the tokens and windows that its ``hf`` makes for the exported model.
 
-So scores in a run are those of lm-eval on what ``birthmark export`` writes of the same weights, to the document.
+So scores in a run equal those of lm-eval on the model that ``birthmark export`` writes from the same weights, document
+by document.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from .writing import Prompt, write
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
-#: What lm-eval's ``hf`` writes where a task does not say how much.
+#: Number of tokens that lm-eval's ``hf`` generates if a task does not say it.
 _N_NEW = 256
 
 
 @dataclass(frozen=True)
 class Writing:
-    """How a task lets a model write: the likeliest tokens, until there are enough or a text stands among them."""
+    """Rules of a task for generation: the likeliest tokens, up to a number or a stop text."""
 
     n_new: int
     until: tuple[str, ...]
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Writing:
-        """A task's ``generation_kwargs``, as lm-eval reads them.
+        """Read a task's ``generation_kwargs`` like lm-eval.
 
         Raises:
-            ValueError: what is not done here.
+            ValueError: an unsupported setting.
         """
         from lm_eval.models.utils import normalize_gen_kwargs
 
@@ -50,17 +51,18 @@ class Writing:
         return cls(n_new, tuple([until] if isinstance(until, str) else until))
 
     def before_stop(self, text: str) -> str:
-        """What stands before the first of the texts that end it."""
+        """Return the text before the first stop text."""
         return min((text.partition(stop)[0] for stop in self.until if stop), key=len, default=text)
 
 
 def language_model(model: Decoder, tokenizer: TextTokenizer, max_seq_len: int, batch_size: int) -> LM:
-    """The decoder for lm-eval's ``evaluate``. In a process group all ranks share the work, and each has all results.
+    """Wrap the decoder for lm-eval's ``evaluate``. In a process group all ranks share the work, and each has all
+    results.
 
     Args:
         model: the decoder.
-        tokenizer: of its text. As in an exported folder, its JSON decides what stands around a text.
-        max_seq_len: tokens that the model reads at once; what is longer loses its beginning.
+        tokenizer: tokenizer of its text. As in an exported folder, its JSON decides the tokens around a text.
+        max_seq_len: tokens that the model reads at once; longer texts lose their beginning.
         batch_size: sequences in one pass.
     """
     from lm_eval import utils
@@ -74,7 +76,7 @@ def language_model(model: Decoder, tokenizer: TextTokenizer, max_seq_len: int, b
     first_text = text_tokenizer.decode([first], skip_special_tokens=False)
 
     class DecoderInPlace(TemplateLM):
-        """Scores by :func:`score` and writes by :func:`write`."""
+        """Model that scores by :func:`score` and generates by :func:`write`."""
 
         @property
         def eot_token_id(self) -> int:

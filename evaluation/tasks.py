@@ -1,4 +1,4 @@
-"""Tasks of lm-eval: found and read before a run begins, and scored by it as often as the run is evaluated."""
+"""Tasks of lm-eval: found and read before a run begins, and scored by lm-eval at every evaluation."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
     from ..models.decoder import Decoder
 
-#: The seeds that lm-eval sets by default: of Python's generator, of numpy's and torch's, and of the few-shot examples.
+#: Default seeds of lm-eval: of Python's generator, of numpy's and torch's, and of the few-shot examples.
 _SEED, _OTHER_SEED = 0, 1234
 _YAML = (".yaml", ".yml")
 
 
 def check_library() -> None:
-    """UsageError if lm-eval is missing, with its install line."""
+    """Raise UsageError, with the install line, if lm-eval is missing."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UsageError("eval.tasks needs lm-eval, which is missing: pip install 'birthmark[eval]'")
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Tasks whose documents are there."""
+    """Tasks whose documents have been read."""
 
     loaded: Mapping[str, Mapping[str, Any]]
     """As it was asked for → what lm-eval made of it: tasks and groups by name."""
@@ -46,7 +46,7 @@ class Tasks:
 
     @classmethod
     def load(cls, config: EvalConfig) -> Tasks:
-        """Find the tasks of a config and read their documents, from the hub's cache or the hub if need be.
+        """Find the tasks of a config and read their documents, from the hub's cache, or the hub if needed.
 
         Raises:
             UsageError: there is no such task; its documents cannot be had; it asks for what is not done here; or two
@@ -74,14 +74,14 @@ class Tasks:
 
     @property
     def told(self) -> list[str]:
-        """What it scores, in a few words each."""
+        """Names of its tasks, in a few words each."""
         return [
             f"{name} ({sum(min(self.n_docs, len(task.eval_docs)) for task in found['tasks'].values()):,} documents)"
             for name, found in zip(self._shown(), self.loaded.values(), strict=True)
         ]
 
     def check_lengths(self, max_seq_len: int) -> None:
-        """UsageError if a task wants more written than the model reads."""
+        """Raise UsageError if a task generates more tokens than the model reads."""
         for name, task in self._by_name().items():
             writing = _writing(task)
             if writing is not None and writing.n_new >= max_seq_len:
@@ -91,16 +91,16 @@ class Tasks:
                 )
 
     def _by_name(self) -> dict[str, Any]:
-        """All tasks, those of groups too; no two have one name."""
+        """Return all tasks, those of groups included; names are unique."""
         return {name: task for found in self.loaded.values() for name, task in found["tasks"].items()}
 
     def _shown(self) -> list[str]:
         return [Path(name).stem if _is_file(name) else name for name in self.loaded]
 
     def results(self, model: Decoder, tokenizer: TextTokenizer, max_seq_len: int, batch_size: int) -> Mapping[str, Any]:
-        """What lm-eval's ``evaluate`` returns of the first ``n_docs`` documents of each task, with its samples.
+        """Return the result of lm-eval's ``evaluate`` on the first ``n_docs`` documents of each task, with its samples.
 
-        Every rank calls and gets the same. Random states are left alone.
+        Collective: call on every rank; all get the same. Random states are not changed.
         """
         with _apart():
             from lm_eval.evaluator import evaluate
@@ -118,7 +118,7 @@ class Tasks:
             return results
 
     def scores(self, model: Decoder, tokenizer: TextTokenizer, max_seq_len: int, batch_size: int) -> dict[str, float]:
-        """``eval/TASK/SCORE`` of every task, and of a group its own scores where it has some."""
+        """Return ``eval/TASK/SCORE`` of every task, and a group's own scores if it has any."""
         results, found = self.results(model, tokenizer, max_seq_len, batch_size), dict[str, float]()
         for asked in self.loaded.values():
             inner = {child for group in asked["groups"].values() for child in group.child_names}
@@ -139,7 +139,7 @@ def _is_file(name: str) -> bool:
 
 
 def _load(manager: Any, name: str) -> Mapping[str, Any]:
-    """A task, group or tag of lm-eval, with its documents."""
+    """Load a task, group or tag of lm-eval, with its documents."""
     where = f"eval.tasks has {name!r}"
     if _is_file(name) and not user_path(name).is_file():
         raise UsageError(f"{where}: there is no such file; give the name of a task, or a YAML file of lm-eval's form")
@@ -162,7 +162,7 @@ def _load(manager: Any, name: str) -> Mapping[str, Any]:
 
 
 def _check(asked: str, name: str, task: Any, n_shot: int | None) -> None:
-    """Refuse what a run cannot score, and say how many examples stand before a question, as lm-eval does."""
+    """Refuse tasks that a run cannot score, and set the number of examples before a question, like lm-eval."""
     where = f"eval.tasks has {asked!r}" + (f", and in it {name}" if name != asked and not _is_file(asked) else "")
     if getattr(task, "MULTIMODAL", False):
         raise UsageError(f"{where}: it has pictures or sound, and a model here reads text; leave it out")
@@ -181,14 +181,16 @@ def _check(asked: str, name: str, task: Any, n_shot: int | None) -> None:
 
 
 def _writing(task: Any) -> Writing | None:
-    """How a task lets a model write, if it does; ValueError where that is not done here."""
+    """Return the rules of a task for generation, or None without; ValueError for unsupported ones."""
     if task.get_config("output_type") != "generate_until":
         return None
     return Writing.of(task.get_config("generation_kwargs") or {})
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
-    """Scores by name: lm-eval's ``acc,none`` is ``acc``, and ``exact_match,strict`` is ``exact_match/strict``."""
+    """Return scores by name: lm-eval's ``acc,none`` is ``acc``, and ``exact_match,strict`` is
+    ``exact_match/strict``.
+    """
     found = {}
     for key, value in results.items():
         score, comma, kind = key.partition(",")
@@ -198,7 +200,7 @@ def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _beside(task: Any, samples: list[Mapping[str, Any]], scores: Mapping[str, float]) -> dict[str, float]:
-    """Standard errors of scores that are means over documents, and the accuracy of guessing."""
+    """Return standard errors of scores that are means over documents, and the accuracy of guessing."""
     from lm_eval.api.metrics import mean
 
     found = {}
@@ -216,8 +218,9 @@ def _beside(task: Any, samples: list[Mapping[str, Any]], scores: Mapping[str, fl
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """What lm-eval does goes unseen by training: it seeds generators as it does by default and they are put back; its
-    bars and notes are not printed."""
+    """Isolate lm-eval from training within the context: it seeds generators in its default way and they are restored;
+    its bars and notes are not printed.
+    """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     # Some libraries' handlers hold the stream that was there when they were imported.
     disabled = logging.root.manager.disable

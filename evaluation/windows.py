@@ -1,4 +1,4 @@
-"""Log-likelihoods of tokens after their contexts: the one place where evaluation calls the model.
+"""Log-likelihoods of tokens after their contexts: the only place at which evaluation calls the model.
 
 Legend: B windows of a batch, T their tokens, V vocabulary.
 """
@@ -22,33 +22,33 @@ _MOST_LOGITS = 1 << 27
 
 
 class Window(NamedTuple):
-    """Tokens to read, and those to predict: of the last ``len(targets)`` read, the token that follows each."""
+    """Tokens to read, and targets to predict: for the last ``len(targets)`` tokens read, the token after each."""
 
     inputs: Sequence[int]
     targets: Sequence[int]
 
 
 class TokenScores(NamedTuple):
-    """Of the targets of one window, ``[S]`` each, on the CPU."""
+    """Scores of the targets of one window, ``[S]`` each, on the CPU."""
 
     log_probs: Tensor
     """Log-probability in nats, float64."""
     is_likeliest: Tensor
-    """Whether the model finds no token likelier, bool; all False where nobody asked."""
+    """True if no token is likelier for the model, bool; all False if not requested."""
 
 
 def score(model: Decoder, windows: Sequence[Window], batch_size: int, *, likeliest: bool = False) -> list[TokenScores]:
-    """Scores of every window's targets, in their order.
+    """Score every window's targets, in their order.
 
-    The pass is in the precision of the weights, without autocast, and leaves no trace. In a process group every rank
-    calls with the same windows, passes every n-th batch, and returns all: as many passes on each, since weights may be
-    sharded over them.
+    The pass runs in the precision of the weights, without autocast, and changes nothing. Collective: call on every rank
+    with the same windows. Each passes every n-th batch and returns all; all make the same number of passes, since
+    weights may be sharded.
 
     Args:
         model: the decoder, in any state.
         windows: no longer than the model reads.
         batch_size: windows in one pass, at most.
-        likeliest: whether to look which token is the likeliest, for which logits are held.
+        likeliest: find the likeliest token too, for which logits are held.
     """
     if not windows:
         return []
@@ -58,7 +58,7 @@ def score(model: Decoder, windows: Sequence[Window], batch_size: int, *, likelie
         starts.append(starts[-1] + len(window.targets))
     found_N2 = torch.zeros(starts[-1], 2, dtype=torch.float64)
     batches = _batches(windows, batch_size, model.config.vocab_size if likeliest else 0)
-    # What fills up is passed and not counted.
+    # Padding batches are passed and not counted.
     missing = -len(batches) % n_ranks
     dealt = [(batch, i < len(batches)) for i, batch in enumerate([*batches, *batches[:1] * missing])]
     with evaluation_mode(model):
@@ -75,7 +75,7 @@ def score(model: Decoder, windows: Sequence[Window], batch_size: int, *, likelie
 
 
 def _batches(windows: Sequence[Window], batch_size: int, logits_of_token: int) -> list[list[int]]:
-    """Numbers of the windows of each batch, the longest first: those of one batch are of about one length."""
+    """Group the windows into batches, by number, the longest first: windows of one batch have about one length."""
     order = sorted(range(len(windows)), key=lambda i: -len(windows[i].inputs))
     found: list[list[int]] = []
     while order:
@@ -88,7 +88,7 @@ def _batches(windows: Sequence[Window], batch_size: int, logits_of_token: int) -
 
 
 def _pass(model: Decoder, windows: Sequence[Window], device: torch.device, likeliest: bool) -> list[Tensor]:
-    """``[S, 2]`` of each window. Shorter ones are filled up behind, which no token before sees."""
+    """Return scores ``[S, 2]`` of each window. Shorter windows are padded behind, where no earlier token sees it."""
     length = max(len(window.inputs) for window in windows)
     tokens_BT = torch.zeros(len(windows), length, dtype=torch.int64)
     targets_BT = torch.full((len(windows), length), IGNORED)

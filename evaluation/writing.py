@@ -1,4 +1,4 @@
-"""The likeliest text after prompts of any length, a token at a time, by all ranks together.
+"""Generation of the likeliest text after prompts of any length, a token at a time, by all ranks together.
 
 Legend: B prompts of a batch, T tokens of a prompt.
 """
@@ -19,26 +19,27 @@ from ..models.decoder import Decoder
 
 
 class Prompt(NamedTuple):
-    """Tokens to go on from, at least one, and how many to write at most; together no more than the model reads."""
+    """Tokens to continue, at least one, and the largest number of new ones; together no more than the model reads."""
 
     tokens: Sequence[int]
     n_new: int
 
 
-#: Whether what was written after a prompt, by its number, is all that is wanted.
+#: Function from a prompt's number and its new tokens to True if they suffice.
 IsOver = Callable[[int, Sequence[int]], bool]
 
 
 def write(model: Decoder, prompts: Sequence[Prompt], batch_size: int, is_over: IsOver) -> list[list[int]]:
-    """The likeliest next token, again and again, until all that is wanted is written: the new tokens of each prompt.
+    """Generate the likeliest next token repeatedly until every prompt is finished; return the new tokens of each
+    prompt.
 
-    The passes are in the precision of the weights, without autocast, and leave no trace. In a process group every rank
-    calls with the same prompts, writes every n-th batch, and returns all: as many passes on each, since weights may be
-    sharded over them.
+    The passes run in the precision of the weights, without autocast, and change nothing. Collective: call on every rank
+    with the same prompts. Each writes every n-th batch and returns all; all make the same number of passes, since
+    weights may be sharded.
 
     Args:
         model: the decoder, in any state.
-        prompts: to go on from.
+        prompts: prompts to continue.
         batch_size: prompts in one pass, at most.
         is_over: asked after each token; a prompt ends at its ``n_new`` in any case.
     """
@@ -84,11 +85,11 @@ class _Batch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to write."""
+        """True if nothing is left to write."""
         return not self.open
 
     def step(self) -> None:
-        """One pass. What has nothing left to write passes one token for the others' sake, and forgets it."""
+        """Make one pass. A finished batch passes one token for the sake of the other ranks, and drops it."""
         if self.is_over:
             self.model(torch.zeros(1, 1, dtype=torch.int64, device=self.device), last_only=True)
             return

@@ -1,1 +1,1 @@
-"""What the numbers of a run say, in sentences, and how they decide."""
+"""Findings: verdicts on the numbers of a run, in sentences."""

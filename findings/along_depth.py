@@ -1,4 +1,4 @@
-"""Quantities along depth: in which blocks one stands out, forms and vanishes, and these blocks in words."""
+"""Quantities along depth: the blocks in which one stands out, forms and vanishes, in words."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..metrics.quantities import MEASURED
 from .verdict import Group, array_of
 from .wording import enumerated
 
-#: Stretches of blocks that a sentence lists; of more it gives the number of blocks and the two ends.
+#: Stretches of blocks that a sentence lists; for more it gives the number of blocks and the two ends.
 _LISTED = 4
 _EMBEDDINGS = 0
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A quantity in every block beside its control; NaN where a block does not show it."""
+    """Values of a quantity in every block beside its control; NaN if a block does not show it."""
 
     values: np.ndarray
     """``[blocks]``."""
@@ -31,7 +31,7 @@ class Profile:
 
     @classmethod
     def of(cls, snapshot: Snapshot | None, name: str, group: Group = "bias") -> Profile | None:
-        """A declared quantity beside its level; None where the snapshot has no number of it for any block."""
+        """Read a declared quantity beside its level; None if the snapshot has no number for any block."""
         array, quantity = array_of(snapshot, MEASURED[name].array, group), MEASURED[name]
         if snapshot is None or array is None or not array.size:
             return None
@@ -42,27 +42,27 @@ class Profile:
 
     @property
     def ratio(self) -> np.ndarray:
-        """``[blocks]``: each value over its control."""
+        """Ratio of each value to its control, ``[blocks]``."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.values / self.controls
 
     @property
     def is_seen(self) -> np.ndarray:
-        """``[blocks]``: whether a block shows it."""
+        """Mask of the blocks that show it, ``[blocks]``."""
         return np.isfinite(self.values)
 
     @property
     def blocks(self) -> np.ndarray:
-        """``[blocks]``: their numbers."""
+        """Numbers of the blocks, ``[blocks]``."""
         return np.arange(len(self.values)) + self.first
 
     @property
     def peak(self) -> int:
-        """Index of the block with the largest value; the lowest where several have it."""
+        """Index of the block with the largest value; the lowest if several have it."""
         return int(np.nanargmax(self.values))
 
     def within(self, judged: np.ndarray) -> Profile:
-        """It in some blocks alone, ``judged`` being a mask ``[blocks]``."""
+        """Restrict it to some blocks, given by a mask ``[blocks]``."""
         return Profile(np.where(judged, self.values, np.nan), self.controls, self.first)
 
     def at_least(self, times: float) -> np.ndarray:
@@ -70,17 +70,17 @@ class Profile:
         return self.ratio >= times
 
     def name(self, index: int) -> str:
-        """The block of an index, in words."""
+        """Name the block of an index."""
         return in_block(int(self.blocks[index]))
 
     def where(self, mask: np.ndarray) -> str:
-        """The blocks of a mask in words: "in blocks 3–10 and 13–30"."""
+        """Name the blocks of a mask: "in blocks 3–10 and 13–30"."""
         if mask[self.is_seen].all():
             return "in its one block" if len(mask) - (self.first == _EMBEDDINGS) == 1 else "in every block"
         return f"in {blocks_in_words(self.blocks[mask])}"
 
     def story(self, mask: np.ndarray) -> str:
-        """Say at which blocks something forms and vanishes: "forms at block 3 and vanishes after block 10"."""
+        """Name the blocks at which something forms and vanishes: "forms at block 3 and vanishes after block 10"."""
         seen = self.blocks[self.is_seen]
         found = stretches(self.blocks[mask], among=seen)
         if mask[self.is_seen].all() or len(found) > _LISTED:
@@ -95,12 +95,12 @@ class Profile:
 
 
 def in_block(number: int) -> str:
-    """A block in words; 0 is the embeddings."""
+    """Name a block; 0 is the embeddings."""
     return f"block {number}" if number != _EMBEDDINGS else "the embeddings"
 
 
 def blocks_in_words(numbers: Sequence[int] | np.ndarray) -> str:
-    """Blocks in words, neighbours as a range: "blocks 3–10 and 13–30"; many stretches as their number and ends."""
+    """Name blocks, neighbours as a range: "blocks 3–10 and 13–30"; many stretches by their number and ends."""
     blocks = sorted({int(n) for n in numbers} - {_EMBEDDINGS})
     before = ["the embeddings"] if _EMBEDDINGS in {int(n) for n in numbers} else []
     if not blocks:
@@ -122,11 +122,11 @@ def blocks_in_words(numbers: Sequence[int] | np.ndarray) -> str:
 def stretches(
     numbers: Sequence[int] | np.ndarray, among: Sequence[int] | np.ndarray | None = None
 ) -> list[tuple[int, int]]:
-    """First and last of every stretch of neighbours, of numbers that rise.
+    """List first and last of every stretch of neighbours among rising numbers.
 
     Args:
         numbers: the numbers.
-        among: all numbers that there are, in which neighbours may lie apart; by default every whole number.
+        among: all existing numbers, so that neighbours may differ by more than 1; by default every whole number.
     """
     place = {int(n): i for i, n in enumerate(among)} if among is not None else {int(n): int(n) for n in numbers}
     found = [int(n) for n in numbers]

@@ -1,4 +1,4 @@
-"""The links of the chain that leads to a sink, each judged block by block: a mean over blocks hides what is local."""
+"""Links of the chain that leads to a sink, each judged block by block: a mean over blocks hides local effects."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _NO_VARIANCE = 1e-9
 
 
 def peak_of(snapshot: Snapshot | None, name: str, group: Group = "bias") -> tuple[float, str]:
-    """The value of a link's quantity in the block where it stands out most, and that block in words.
+    """Return the value of a link's quantity in the block where it stands out most, and that block in words.
 
     Args:
-        snapshot: what was measured.
+        snapshot: the snapshot.
         name: one of `LINKS_BY_BLOCK`.
         group: the probe.
 
     Returns:
-        The scalar and "" where the snapshot has no blocks.
+        The scalar and "" if the snapshot has no blocks.
     """
     found = LINKS_BY_BLOCK[name](snapshot, group)
     if found is None or not found.is_seen.any():
@@ -42,7 +42,7 @@ def peak_of(snapshot: Snapshot | None, name: str, group: Group = "bias") -> tupl
 def _verdict(
     history: RunHistory, key: str, name: str, sentence: str, tone: Tone, section: str = "", group: Group = "bias"
 ) -> Verdict:
-    """A verdict on a link, with its peak over training beside its control."""
+    """Build a verdict on a link, with its peak over training beside its control."""
     steps, _, control = over_training_beside_level(history, name, group)
     if name == "dominance_first":
         control = over_training(history, name, "dominance_median", group)[2]
@@ -51,7 +51,7 @@ def _verdict(
 
 
 def _on(snapshot: Snapshot, group: Group) -> str:
-    """The probe of a sentence, where another one leads for sinks."""
+    """Name the probe of a sentence, if another one leads for sinks."""
     return "" if leading_group(snapshot) == "bias" else f" {ON_PROBE[group]}"
 
 
@@ -63,9 +63,9 @@ def _not_a_number(subject: str) -> tuple[str, Tone]:
 
 
 def _judged_variance(snapshot: Snapshot | None, group: Group = "bias") -> Profile | None:
-    """The variance discrepancy in the blocks before the first sink, the first block among them.
+    """Return the variance discrepancy in the blocks before the first sink, including the first block.
 
-    Where heads park on the first position its state is alike in all sequences: the stronger the sink, the smaller the
+    If heads attend to the first position its state is alike in all sequences: the stronger the sink, the smaller the
     variance that led to it.
     """
     found = Profile.of(snapshot, "variance_discrepancy", group)
@@ -149,7 +149,7 @@ def neurons(history: RunHistory) -> Verdict | None:
 
 
 def _most_of_them(snapshot: Snapshot, count: float, group: Group) -> str:
-    """The block that has most super neurons, where they are several."""
+    """Name the block with the most super neurons, if there are several."""
     counts = array_of(snapshot, "super_neurons", group)
     if counts is None or counts.ndim != 1 or count < 2 or not np.isfinite(counts).any():
         return ""
@@ -160,7 +160,7 @@ def _most_of_them(snapshot: Snapshot, count: float, group: Group) -> str:
 
 
 def _written(now: Snapshot, counted: str, group: Group) -> str:
-    """Write the sentences on writers, which stand before the count of super neurons."""
+    """Write the sentences on writers, which precede the count of super neurons."""
     found = rises(now, group)
     written = [] if found is None else [rise for rise in found[1] if rise.writers]
     if found is None or not written:
@@ -192,7 +192,7 @@ def _lower(text: str) -> str:
 
 
 def _size(value: float) -> str:
-    """An activation or a state: whole where it is large."""
+    """Write an activation or a state, without decimals if large."""
     return in_prose(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3)
 
 
@@ -225,7 +225,7 @@ def dominance(history: RunHistory) -> Verdict | None:
 
 
 def _massive(snapshot: Snapshot, group: Group) -> str:
-    """The largest value of the states, and of the next position that has one."""
+    """Describe the largest value of the states, and that of the next position with one."""
     pairs = massive_pairs(snapshot, group)
     if not pairs:
         return ""
@@ -300,12 +300,12 @@ def lock(history: RunHistory) -> Verdict | None:
 
 
 def _gradient_group(snapshot: Snapshot | None) -> Group:
-    """The probe that the gradient was taken on: text, where there was some."""
+    """Return the probe of the gradient: text, if measured."""
     return "bias_text" if array_of(snapshot, "gradient_sink", "bias_text") is not None else "bias"
 
 
 def _gradient_blocks(snapshot: Snapshot | None, group: Group = "bias") -> Profile | None:
-    """The gradient sink in the blocks; that of the embeddings, which is no sink, is left out."""
+    """Return the gradient sink in the blocks, without the embeddings, where it is not a sink."""
     found = Profile.of(snapshot, "gradient_sink", group)
     return None if found is None else found.within(found.blocks > 0)
 
@@ -342,7 +342,7 @@ LINKS_BY_BLOCK: Mapping[str, Callable[[Snapshot | None, Group], Profile | None]]
 
 
 def _graded(over_threshold: float, subject: str, present: str, absent: str) -> tuple[str, Tone]:
-    """The sentence and tone of a value as a multiple of its threshold."""
+    """Return the sentence and tone of a value, given as a multiple of its threshold."""
     if isnan(over_threshold):
         return _not_a_number(subject)
     return (present, "present") if over_threshold >= 1 else (absent, "absent")

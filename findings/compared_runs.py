@@ -1,6 +1,6 @@
-"""Several runs beside each other: which are seeds of one config, where configs differ, and what that makes of it.
+"""Comparison of several runs: seeds of one config, differences of configs, and their effects.
 
-Runs of one config that differ in their seed alone are a group. Groups are compared over pairs: runs of the same seed,
+Runs of one config that differ only in their seed are a group. Groups are compared over pairs: runs of the same seed,
 whose births share every parameter that both configs have.
 """
 
@@ -33,7 +33,7 @@ _PROBES = {"bias_text": "text", "bias": "random"}
 
 
 def flat_config(run: RunHistory) -> dict[str, Any]:
-    """The fields of a run's config by their dotted names; empty for a training that is not ours."""
+    """Return the fields of a run's config by dotted name; empty for a training by another program."""
     return _flat(parse_yaml(run.config, str(run.folder.config))) if run.config else {}
 
 
@@ -48,7 +48,7 @@ def _flat(value: Any, before: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the configs of several runs have in common."""
+    """Common fields and differences of several runs' configs."""
 
     groups: Sequence[str]
     """Per run the name of its group."""
@@ -67,23 +67,23 @@ class Comparison:
 
 
 def compare_configs(runs: Sequence[RunHistory]) -> Comparison:
-    """Groups of runs, and the fields in which their configs differ.
+    """Group runs, and find the fields in which their configs differ.
 
     Raises:
-        UsageError: a run's config is no YAML; the message names it.
+        UsageError: a run's config is not YAML; the message names it.
     """
     configs = [flat_config(run) for run in runs]
     for config in configs:
         for name in (*_NO_CONFIG, *(name for name in config if name.startswith("log."))):
             config.pop(name, None)
     names = list(dict.fromkeys(name for config in configs for name in config))
-    # What was trained elsewhere has no config to differ.
+    # A training by another program has no config to compare.
     held = [config for config in configs if config]
     differing = [name for name in names if len({_told(config.get(name)) for config in held}) > 1]
     fields = sorted(differing, key=lambda name: name != "init_seed")
     values = [[_told(config.get(name)) for name in fields] for config in configs]
     keys = [tuple(_told(config.get(name)) for name in fields if name != "init_seed") for config in configs]
-    # What is not ours has no config: each is for itself.
+    # A training by another program has no config: each forms its own group.
     keys = [key if run.config else (f"run {run.index}",) for key, run in zip(keys, runs, strict=True)]
     members = {key: [run for run, other in zip(runs, keys, strict=True) if other == key] for key in keys}
     names_of = {key: _group_name(found) for key, found in members.items()}
@@ -99,7 +99,7 @@ def _told(value: Any) -> str:
 
 
 def _group_name(members: Sequence[RunHistory]) -> str:
-    """The shortest name of a group's runs: what its seeds' names begin with."""
+    """Return the shortest name of a group's runs, with which its seeds' names begin."""
     return min((run.name for run in members), key=lambda name: (len(name), name))
 
 
@@ -108,7 +108,7 @@ def _group_name(members: Sequence[RunHistory]) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """A quantity of two groups of runs at the last step that both have it of, paired by their seed."""
+    """Difference of a quantity between two groups of runs, at the last step that both have, paired by seed."""
 
     quantity: Quantity
     probe: str
@@ -118,7 +118,7 @@ class Difference:
     """Mean over the pairs; NaN where there are none."""
     second: float
     mean: float
-    """Of second − first."""
+    """Mean of second − first."""
     interval: tuple[float, float] | None
     """Student's, of 95 %; None of fewer than two pairs."""
     n_pairs: int
@@ -127,7 +127,7 @@ class Difference:
 
 
 def paired_differences(runs: Sequence[RunHistory], groups: Sequence[str]) -> list[tuple[str, str, list[Difference]]]:
-    """(first group, second group, differences) of groups that have seeds in common, the first ones first."""
+    """Return (first group, second group, differences) for groups with common seeds, the first ones first."""
     by_group: dict[str, dict[Any, _Recorded]] = {}
     for run, group in zip(runs, groups, strict=True):
         seed = run.birth.get("init_seed")
@@ -144,7 +144,7 @@ def paired_differences(runs: Sequence[RunHistory], groups: Sequence[str]) -> lis
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What a run has of every quantity that is compared, after birth."""
+    """Recorded values of every compared quantity of a run, after birth."""
 
     name: str
     values: Mapping[tuple[str, str], Mapping[int, float]]
@@ -173,7 +173,7 @@ def _differences(pairs: Sequence[tuple[_Recorded, _Recorded]]) -> list[Differenc
 
 
 def _difference(quantity: Quantity, probe: str, pairs: Sequence[tuple[_Recorded, _Recorded]]) -> Difference | None:
-    """The mean difference over pairs and its interval; None where the two groups have no step in common.
+    """Compute the mean difference over pairs and its interval; None if the two groups have no common step.
 
     The step is one for all pairs, so that a run that diverged or stopped is left out by name and not compared early.
     """
@@ -204,5 +204,5 @@ def _difference(quantity: Quantity, probe: str, pairs: Sequence[tuple[_Recorded,
 
 @cache
 def _quantile(degrees: int) -> float:
-    """Student's, of both sides."""
+    """Return the two-sided quantile of Student's t."""
     return float(stats.t.ppf((1 + _LEVEL) / 2, degrees))

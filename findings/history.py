@@ -1,4 +1,4 @@
-"""One run over training, read once."""
+"""History of one run over training, read once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .start import Start, start_of
 
 @dataclass(frozen=True)
 class RunHistory:
-    """Everything that is said or shown of one run, read once."""
+    """All data of one run for sentences and pictures, read once."""
 
     index: int
     """Place among the runs of a page: decides the colour."""
@@ -29,12 +29,12 @@ class RunHistory:
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot, name: str = "") -> RunHistory:
-        """A run of which one snapshot is known, and nothing else."""
+        """Build the history of a run from a single snapshot."""
         return cls(0, name, RunDir(Path()), _birth_of(snapshot.summary), "", {}, [snapshot], [])
 
     @property
     def start(self) -> Start:
-        """The model of step 0, in words."""
+        """Model of step 0, in words."""
         return start_of(self.birth)
 
     @property
@@ -44,7 +44,7 @@ class RunHistory:
 
     @property
     def last(self) -> Snapshot | None:
-        """The latest snapshot after birth; the one of an unknown step, where there is no other."""
+        """The latest snapshot after birth; the one of an unknown step, if there is no other."""
         later = [snapshot for snapshot in self.snapshots if snapshot.step != 0]
         return max(later, key=lambda snapshot: snapshot.step, default=None)
 
@@ -59,13 +59,13 @@ class RunHistory:
         return [(now, s) for now, s in ((False, self.first), (True, self.last)) if s is not None]
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and values of a metrics.jsonl key, where it was logged; what is not a number is NaN."""
+        """Return steps and values of a metrics.jsonl key, at the steps with it; values that are not numbers are NaN."""
         logged = [(step, finite_or_nan(record[key])) for step, record in self.metrics.items() if key in record]
         return [step for step, _ in logged], [value for _, value in logged]
 
 
 def _birth_of(summary: dict[str, Any]) -> dict[str, Any]:
-    """Read what one snapshot says of its model's start, as a certificate would; empty where it says nothing."""
+    """Read a snapshot's facts about its model's start, in the form of a certificate; empty without any."""
     found = {name: value for name, value in summary.items() if name in ("init_from", "init_seed")}
     if found:
         return found

@@ -1,4 +1,4 @@
-"""What an intervention did, in a sentence: a sink formed, or did not; the one that was there stayed, or went."""
+"""Effect of an intervention in a sentence: a sink formed or did not; an existing one stayed or vanished."""
 
 from __future__ import annotations
 
@@ -29,19 +29,23 @@ def intervention_in_words(what: Intervention) -> str:
 
 
 def strongest_pass(found: Intervened) -> int:
-    """The number of the pass whose attention to the watched keys lies farthest from that of the model left alone."""
+    """Return the number of the pass whose attention to the watched keys is farthest from that of the unchanged
+    model.
+    """
     means = np.array([np.nanmean(figures.attention) for figures in found.passes])
     return 1 + int(np.argmax(np.abs(means[1:] - means[0])))
 
 
 def dose_in_words(found: Intervened, number: int) -> str:
-    """Name a pass: ``alone``, a dose, or the kind where there is one dose only."""
+    """Name a pass: ``alone``, a dose, or the kind if there is only one dose."""
     kind, dose = found.what.means, found.passes[number].dose
     return "alone" if dose is None else f"λ {dose:g}" if "lambdas" in kind.options else "changed"
 
 
 def intervention_sentence(found: Intervened) -> str:
-    """Say what the strongest dose did to every watched key, means over blocks and heads, and to the loss."""
+    """Describe the effect of the strongest dose on every watched key, as means over blocks and heads, and on
+    the loss.
+    """
     number = strongest_pass(found)
     parts = [_of_key(found, number, i) for i in range(len(found.keys))]
     loss, increase = found.loss(number), found.loss_increase(number)

@@ -1,4 +1,4 @@
-"""What was measured at all, and whether the model learned."""
+"""Verdicts on the measurements of a run, and on its learning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .wording import in_prose
 
 
 def what_is_missing(history: RunHistory) -> Verdict | None:
-    """What has to be measured before training can be judged; nothing where it can be."""
+    """Name the measurements that are missing before training can be judged; None if there are enough."""
     if history.last is not None:
         return None
     there = "There is no snapshot yet" if history.first is None else "Only the birth is measured yet"
@@ -50,7 +50,7 @@ def _against_its_data(history: RunHistory, losses: list[float], entropy: float) 
 
 
 def _against_its_start(losses: list[float], knows_start: bool, entropy: float) -> tuple[str, Tone]:
-    """A training that goes on from a model: whether its validation loss moved from where that model was."""
+    """Judge a training that starts from another model: did its validation loss move from that model's?"""
     now = f"{in_prose(losses[-1], 2)} nats"
     if not knows_start or len(losses) == 1:
         return f"The validation loss is {now}; that of the model it started from is not known.", "unclear"
@@ -65,8 +65,9 @@ def _against_its_start(losses: list[float], knows_start: bool, entropy: float) -
 
 
 def knows_its_data(history: RunHistory) -> bool | None:
-    """Judge by the validation loss if the model learned its data, in this training or before; None where it does
-    not say."""
+    """Judge by the validation loss if the model learned its data, in this training or before; None if that is
+    unclear.
+    """
     steps, losses = history.series("val/loss")
     if not steps or isnan(losses[-1]):
         return None
@@ -78,5 +79,5 @@ def knows_its_data(history: RunHistory) -> bool | None:
 
 
 def _unigram_entropy(history: RunHistory) -> float:
-    """Entropy of the corpus' token frequencies, nats; NaN where it is not known."""
+    """Return the entropy of the corpus' token frequencies, nats; NaN if unknown."""
     return finite_or_nan((history.birth.get("data") or {}).get("unigram_entropy"))

@@ -30,7 +30,7 @@ class Massive:
     position: int
     channel: int
     value: float
-    """Its largest absolute value."""
+    """Largest absolute value."""
     block: int
     """After the MLP of this block it has that; 0 is the embeddings."""
     blocks: tuple[int, ...]
@@ -38,7 +38,7 @@ class Massive:
 
 
 def massive_pairs(snapshot: Snapshot | None, group: Group = "bias") -> list[Massive]:
-    """Each pair of the lists of largest values once, the largest first; empty where there are no lists."""
+    """List each pair in the lists of largest values once, the largest first; empty without such lists."""
     lists = _lists_of(snapshot, group)
     if lists is None:
         return []
@@ -55,13 +55,13 @@ def massive_pairs(snapshot: Snapshot | None, group: Group = "bias") -> list[Mass
 
 
 def _lists_of(snapshot: Snapshot | None, group: Group) -> list[np.ndarray] | None:
-    """Values, positions and channels ``[blocks + 1, K]``; None where one is missing or of another shape."""
+    """Return values, positions and channels ``[blocks + 1, K]``; None if one is missing or has another shape."""
     found = [array for name in _LISTS if (array := array_of(snapshot, name, group)) is not None]
     return found if len(found) == len(_LISTS) and len({array.shape for array in found}) == 1 else None
 
 
 def dominance_by_block(snapshot: Snapshot | None, group: Group = "bias") -> Profile | None:
-    """The dominance ratio of position 0 beside that of the median position, from the embeddings on."""
+    """Return the dominance ratio of position 0 beside that of the median position, from the embeddings on."""
     ratio = array_of(snapshot, "dominance", group)
     if ratio is None or ratio.ndim != 2 or not np.isfinite(ratio).any():
         return None
@@ -92,10 +92,10 @@ class Rise:
 
 
 def rises(snapshot: Snapshot | None, group: Group = "bias") -> tuple[Massive, list[Rise]] | None:
-    """The channel in which the first position's state is largest, and where it rises, the largest rise first.
+    """Find the channel in which the first position's state is largest, and its rises, the largest first.
 
     A rise is the block that brings the channel to at least half of its largest size within a stretch of blocks in which
-    position 0 dominates. None where the lists are missing, or no channel dominates there.
+    position 0 dominates. None if the lists are missing, or no channel dominates.
     """
     lists, dominance = _lists_of(snapshot, group), dominance_by_block(snapshot, group)
     pairs = [pair for pair in massive_pairs(snapshot, group) if pair.position == 0]
@@ -116,8 +116,9 @@ def rises(snapshot: Snapshot | None, group: Group = "bias") -> tuple[Massive, li
 
 
 def _writers(snapshot: Snapshot | None, group: Group, block: int, channel: int) -> Iterator[Writer]:
-    """Super neurons of a block whose down row is largest in ``channel``, by how much they write, as far as is stored:
-    activation times how far that weight exceeds the row's mean."""
+    """Yield super neurons of a block whose down row is largest in ``channel``, by the size of their contribution, as
+    far as stored: activation times the excess of that weight over the row's mean.
+    """
     arrays = [array for name in _UNITS if (array := array_of(snapshot, name, group)) is not None]
     if len(arrays) != len(_UNITS) or any(len(array) < block for array in arrays):
         return

@@ -1,4 +1,4 @@
-"""Which links of the chain have nothing to show: quantities that stayed at their control in every snapshot."""
+"""Links of the chain with nothing to show: quantities that stayed at their control in every snapshot."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .wording import in_prose
 
 
 def nothing_here(runs: Sequence[RunHistory], section: str) -> str:
-    """Why a section may be folded to one line; "" where there is something to see, or where nothing was measured."""
+    """Say why a section may be folded to one line; "" if there is something to see, or nothing was measured."""
     test = _TESTS.get(section)
     return test(runs) if test else ""
 
 
 def _all(runs: Sequence[RunHistory], name: str) -> list[tuple[float, float]]:
-    """(value, control) of a scalar in every snapshot after birth and at it, on every probe."""
+    """Return (value, control) of a scalar in every snapshot, birth included, on every probe."""
     found = []
     for run in runs:
         for snapshot in run.dated:
@@ -37,7 +37,7 @@ def _all(runs: Sequence[RunHistory], name: str) -> list[tuple[float, float]]:
 
 
 def _by_block(runs: Sequence[RunHistory], read: Callable[[Snapshot, Group], Profile | None]) -> Iterator[np.ndarray]:
-    """The values of the blocks that show something over their controls, of every snapshot on every probe."""
+    """Yield the values over their controls in the blocks that show any, for every snapshot and probe."""
     groups: tuple[Group, ...] = ("bias", "bias_text")
     for snapshot in (snapshot for run in runs for snapshot in run.dated):
         for group in groups:
@@ -59,7 +59,7 @@ def _sink(runs: Sequence[RunHistory]) -> str:
 
 
 def _of_documents(runs: Sequence[RunHistory]) -> list[tuple[float, float]]:
-    """The same of sinks where documents begin, of the largest head; NaN where that is not known."""
+    """Return (value, control) for sinks where documents begin, in the largest head; NaN if unknown."""
     found = []
     for run in runs:
         for snapshot in run.dated:

@@ -1,4 +1,4 @@
-"""Controls that tell a sink on the first position from one on the token that stands there."""
+"""Controls that separate a sink on the first position from one on the token there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = "position_or_token"
 
 @dataclass(frozen=True)
 class _Pair:
-    """The sink of the same tokens with BOS before them and without it."""
+    """Sinks of the same tokens with BOS before them and without it."""
 
     tokens: str
     """Name them in words."""
@@ -35,12 +35,12 @@ class _Pair:
         return self.without.mean / self.behind_bos.mean if self.behind_bos.mean else inf
 
     def in_words(self) -> str:
-        """Its two numbers."""
+        """Write its two numbers."""
         return f"{in_prose(self.behind_bos.mean)} with BOS before {self.tokens}, {in_prose(self.without.mean)} without"
 
 
 def position_or_token(history: RunHistory) -> Verdict | None:
-    """Does the sink hang on the first position, whatever token is there, or on BOS?"""
+    """Judge if the sink belongs to the first position, whatever its token, or to BOS."""
     now = history.last or history.first
     if now is None or not is_measured(history, "sink_mass") or SinkReading.leading(now).of_documents:
         return None
@@ -80,7 +80,7 @@ def _by_controls(now: Snapshot, pairs: list[_Pair]) -> tuple[str, Tone]:
 
 
 def _without_bos(now: Snapshot, name: str) -> tuple[str, Tone] | None:
-    """The same where BOS is not known: the first of random tokens is any token."""
+    """Judge the same if BOS is unknown: the first random token is arbitrary."""
     random, text = (Sink.of(now, SinkReading(group, False), name) for group in ("bias", "bias_text"))
     mean, uniform = in_prose(random.mean), in_prose(random.uniform)
     if random.is_there and not random.mean < threshold("position") * text.mean:

@@ -1,4 +1,4 @@
-"""The seed's mark: the bias at birth, what is left of it, and whether lineage still shows."""
+"""The seed's mark: the bias at birth, its remainder, and evidence of lineage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .wording import in_prose, p_in_prose
 
 
 def birth_bias(history: RunHistory) -> Verdict | None:
-    """How biased the newborn model was; nothing where it is not known that it was drawn from a seed."""
+    """Judge the bias of the newborn model; None unless it is known to be drawn from a seed."""
     first = history.first
     inter, kl, ratio = (scalar(first, name) for name in ("inter", "kl_uniform", "preference_ratio"))
     if first is None or not history.start.is_birth or isnan(inter) or isnan(kl) or isnan(ratio):
@@ -37,17 +37,17 @@ def birth_bias(history: RunHistory) -> Verdict | None:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What is left of something that the newborn model had."""
+    """A property of the newborn model whose remainder is judged."""
 
     key: str
     section: str
     scalar: str
     strangers: str
     subject: str
-    """Its name; ``{whose}`` and ``{start}`` are the words of the start."""
+    """Subject of the sentence; ``{whose}`` and ``{start}`` are replaced by the words of the start."""
 
     def deviations(self, snapshot: Snapshot) -> float:
-        """How many standard deviations of chance today's value is."""
+        """Return the distance of today's value from chance in standard deviations."""
         if self.scalar == "rank_persistence":
             size = finite_or_nan(snapshot.summary.get("vocab_size"))
             return abs(scalar(snapshot, self.scalar)) * sqrt(size - 1) if size > 1 else nan
@@ -62,12 +62,12 @@ _RANKING = _Mark(
 
 
 def direction(history: RunHistory) -> Verdict | None:
-    """What is left of the seed direction."""
+    """Judge the remainder of the seed direction."""
     return _mark(history, _DIRECTION)
 
 
 def ranking(history: RunHistory) -> Verdict | None:
-    """What is left of the order in which the newborn model preferred tokens."""
+    """Judge the remainder of the newborn model's order of preferred tokens."""
     return _mark(history, _RANKING)
 
 
@@ -81,7 +81,7 @@ def _mark(history: RunHistory, mark: _Mark) -> Verdict | None:
 
 
 def _what_is_left(history: RunHistory, mark: _Mark, now: Snapshot) -> tuple[str, Tone]:
-    """Judged against strangers, against chance, and against birth."""
+    """Judge the value against strangers, against chance, and against birth."""
     value, at_birth = scalar(now, mark.scalar), scalar(history.first, mark.scalar)
     most, inter = abs(scalar(now, mark.strangers)), scalar(history.first, "inter")
     start, whose = history.start.at, history.start.whose
@@ -99,7 +99,7 @@ def _what_is_left(history: RunHistory, mark: _Mark, now: Snapshot) -> tuple[str,
     beyond, share = deviations >= threshold("chance"), value / at_birth if at_birth > 0 else nan
     if above and beyond:
         return _survives(subject, control, start, value, at_birth)
-    # What is neither beyond chance nor of any size is no trace, also where it exceeds a few strangers.
+    # A value that is neither beyond chance nor sizeable is not a trace, even if it exceeds a few strangers.
     if deviations < threshold("chance") and (not above or abs(share) < threshold("trace")):
         return f"{subject} is gone: {control}.", "absent"
     why = "strangers have as much" if not above else "what chance gives is not known"
@@ -108,7 +108,7 @@ def _what_is_left(history: RunHistory, mark: _Mark, now: Snapshot) -> tuple[str,
 
 
 def _survives(subject: str, control: str, start: str, value: float, at_birth: float) -> tuple[str, Tone]:
-    """How much of the value at birth is left of one that is no chance."""
+    """Describe the share of the value at birth that remains, for a value beyond chance."""
     if value < 0:
         return f"{subject} is turned round: {control}.", "present"
     if not at_birth > 0:
@@ -122,7 +122,7 @@ def _survives(subject: str, control: str, start: str, value: float, at_birth: fl
 
 
 def _strangers(snapshot: Snapshot, name: str, most: float) -> str:
-    """The largest value of strangers, and how many there were, in words."""
+    """Describe the largest value of strangers, and their number."""
     array = snapshot.arrays.get(name)
     if array is None:
         return f"at most {in_prose(most)} for strangers"
@@ -134,7 +134,7 @@ def _strangers(snapshot: Snapshot, name: str, most: float) -> str:
 
 
 def lineage(history: RunHistory) -> Verdict | None:
-    """Whether hidden states still show which birth the model comes from."""
+    """Judge if hidden states still show the birth that the model comes from."""
     steps, zs = history.series("seedprint/z")
     if not steps:
         return None
@@ -156,7 +156,7 @@ def lineage(history: RunHistory) -> Verdict | None:
 
 
 def _lineage_in_words(seed: str, z: float, log10_p: float, stranger: float) -> tuple[str, Tone]:
-    """The outcome of a test that could be made; ``stranger`` is the largest z of one, or NaN."""
+    """Describe the outcome of a test; ``stranger`` is the largest z of one, or NaN."""
     if not (z > 0 and log10_p < threshold("lineage")):
         return f"does not find {seed}", "absent"
     if z < stranger + threshold("lineage_margin"):
@@ -165,7 +165,7 @@ def _lineage_in_words(seed: str, z: float, log10_p: float, stranger: float) -> t
 
 
 def preference(history: RunHistory) -> Verdict | None:
-    """Name the token that the model favours whatever it reads; nothing where its birth says as much."""
+    """Name the token that the model favours for any input; None if the verdict on its birth says as much."""
     now = history.last or history.first
     kl, ratio = (scalar(now, name) for name in ("kl_uniform", "preference_ratio"))
     if now is None or not is_measured(history, "preference_ratio") or (now.step == 0 and history.start.is_birth):

@@ -1,4 +1,4 @@
-"""The attention sink: in which blocks heads park on one position, and beside what."""
+"""The attention sink: the blocks in which heads attend to one position, and the references for that."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ ON_PROBE: Mapping[Group, str] = {
 
 
 def leading_group(snapshot: Snapshot | None) -> Group:
-    """The probe that leads for sinks: text where it was measured, else random tokens, behind BOS where the tokenizer
-    puts it before texts."""
+    """Return the probe that leads for sinks: text if measured; otherwise random tokens, behind BOS if the tokenizer
+    puts it before texts.
+    """
     summary = {} if snapshot is None else snapshot.summary
     if "sink_mass" in summary.get("bias_text", {}):
         return "bias_text"
@@ -37,7 +38,7 @@ def leading_group(snapshot: Snapshot | None) -> Group:
 
 @dataclass(frozen=True)
 class SinkReading:
-    """The numbers that say whether there is a sink: of one probe, on position 0 or where documents begin."""
+    """Names of the numbers that decide on a sink: on one probe, at position 0 or where documents begin."""
 
     group: Group
     of_documents: bool
@@ -46,7 +47,7 @@ class SinkReading:
 
     @classmethod
     def on(cls, snapshot: Snapshot | None, group: Group) -> SinkReading:
-        """What a snapshot is judged by on one probe."""
+        """Choose the numbers by which a snapshot is judged on one probe."""
         if snapshot is None:
             return cls(group, False)
         attention = (snapshot.summary.get("model") or {}).get("attention")
@@ -55,42 +56,43 @@ class SinkReading:
 
     @classmethod
     def leading(cls, snapshot: Snapshot | None) -> SinkReading:
-        """That of the probe that leads."""
+        """Return the reading on the probe that leads."""
         return cls.on(snapshot, leading_group(snapshot))
 
     @property
     def mass(self) -> str:
-        """The scalar that is judged."""
+        """Name of the judged scalar."""
         return "document_sink_mass" if self.of_documents else "sink_mass"
 
     @property
     def uniform(self) -> str:
-        """The scalar that it is judged against."""
+        """Name of the scalar that it is compared with."""
         return "document_sink_uniform" if self.of_documents else "sink_uniform"
 
     @property
     def place(self) -> str:
-        """Where the sink may be, in words."""
+        """Possible place of the sink, in words."""
         return "the first token of a document" if self.of_documents else "the first position"
 
     def largest(self, snapshot: Snapshot | None, name: str) -> float:
-        """``name`` in the head that has most of it; NaN where that was not recorded."""
+        """``name`` in the head that has most of it; NaN if not recorded."""
         if not self.of_documents:
             return scalar(snapshot, f"{name}_max", self.group)
-        # Of documents there is the array of all heads alone.
+        # For documents only the array of all heads exists.
         array_LH = self.of_heads(snapshot, name)
         known = np.zeros(0) if array_LH is None else array_LH[np.isfinite(array_LH)]
         return float(known.max()) if known.size else nan
 
     def of_heads(self, snapshot: Snapshot | None, name: str) -> np.ndarray | None:
-        """``name`` of every head ``[blocks, heads]``; None where that was not recorded."""
+        """``name`` of every head ``[blocks, heads]``; None if not recorded."""
         return array_of(snapshot, name, self.group)
 
 
 def chain_group(snapshot: Snapshot | None) -> Group:
-    """The probe that what leads to a sink is judged on: random tokens, or the one that leads where it alone has a sink.
+    """Return the probe on which the causes of a sink are judged: random tokens, or the leading probe if only that one
+    has a sink.
 
-    Such a sink hangs on a token that texts begin with.
+    Such a sink depends on a token that texts begin with.
     """
     leading = leading_group(snapshot)
     with_token, random = (Sink.of(snapshot, SinkReading.on(snapshot, group)) for group in (leading, _RANDOM))
@@ -107,11 +109,11 @@ class Sink:
     mean: float
     """Sink mass, mean over heads."""
     most: float
-    """That of the largest head; where it is not recorded, the mean, which it reaches at least."""
+    """Mass in the largest head; if not recorded, the mean, which is a lower bound."""
     uniform: float
     epsilon: float
     knows_heads: bool = True
-    """Whether ``most`` is that of the largest head."""
+    """True if ``most`` is the value of the largest head."""
     means: Profile | None = None
     """By block, the mean over heads beside the uniform share; None where blocks were not recorded."""
     largest: Profile | None = None
@@ -122,8 +124,8 @@ class Sink:
         """Read the numbers of one probe.
 
         Args:
-            snapshot: where they are; None gives NaN.
-            reading: of the probe.
+            snapshot: source of the numbers; None gives NaN.
+            reading: reading of the probe.
             name: the scalar that is judged: the reading's mass, or that of normalised rows.
         """
         name = name or reading.mass
@@ -141,18 +143,18 @@ class Sink:
 
     @property
     def times(self) -> float:
-        """The largest head's share over the uniform one; NaN where a number is missing."""
+        """The largest head's share over the uniform one; NaN if a number is missing."""
         known = self.uniform > 0 and not isnan(self.mean + self.epsilon)
         return self.most / self.uniform if known else nan
 
     @property
     def is_there(self) -> bool:
-        """Whether the largest head has a sink."""
+        """True if the largest head has a sink."""
         return self.times >= threshold("sink") and self.most > self.epsilon
 
     @property
     def blocks(self) -> np.ndarray | None:
-        """Mask ``[blocks]`` of those with a sink; None where there is none, or blocks are not known.
+        """Mask ``[blocks]`` of those with a sink; None without a sink, or if blocks are unknown.
 
         A stretch begins where a head has a sink, and lasts while one is at least drawn to the position.
         """
@@ -166,7 +168,7 @@ class Sink:
         return found if found.any() else None
 
     def share(self) -> str:
-        """Say what the first position gets: in the blocks that have a sink, where blocks are known."""
+        """Describe the share of the first position: in the blocks with a sink, if blocks are known."""
         blocks, mean, there = self.blocks, self.mean, ""
         if blocks is not None and self.means is not None:
             mean = float(self.means.values[blocks].mean())
@@ -182,7 +184,9 @@ class Sink:
 
 
 def sink(history: RunHistory) -> Verdict | None:
-    """Whether heads spend their attention on position 0, or where their document begins: on text where measured."""
+    """Judge if heads spend their attention on position 0, or on the first token of their document; on text if
+    measured.
+    """
     now = history.last or history.first
     reading = SinkReading.leading(now)
     group = reading.group
@@ -227,7 +231,7 @@ def _sink_in_words(history: RunHistory, sink: Sink, before: Sink, place: str) ->
 
 
 def _without(sink: Sink) -> str:
-    """The blocks without a sink, where others have one."""
+    """Name the blocks without a sink, if others have one."""
     if sink.blocks is None or sink.largest is None:
         return ""
     without = sink.largest.ratio < threshold("no_sink")
@@ -238,7 +242,7 @@ def _without(sink: Sink) -> str:
 
 
 def _before(history: RunHistory, before: Sink, now: Sink) -> str:
-    """Say if a sink of now was there before training."""
+    """Say if a present sink existed before training."""
     if history.last is None or not now.is_there or isnan(before.times):
         return ""
     at = history.start.at
@@ -248,7 +252,7 @@ def _before(history: RunHistory, before: Sink, now: Sink) -> str:
 
 
 def _sink_beside(now: Snapshot, sink: Sink, group: Group, name: str) -> str:
-    """Say what the mean over heads leaves out: the largest head, the uniform share, the other probe."""
+    """Add facts that the mean over heads hides: the largest head, the uniform share, the other probe."""
     heads = "" if sink.most == sink.mean else f"largest head {in_prose(sink.most)}, "
     random = nan if group == "bias" else scalar(now, name)
     alone = " alone" if group == "bias_bos" else ""

@@ -1,4 +1,4 @@
-"""The model that training began with, and its words: a birth, a pretrained model, or one of which nothing is known."""
+"""Model that training began with, and words for it: a birth, a pretrained model, or an unknown one."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Start:
-    """The model of step 0, in words."""
+    """Words for the model of step 0."""
 
     is_birth: bool
     """True if a seed drew it."""
     noun: str
     """The model itself."""
     label: str
-    """It in a word, for tables."""
+    """Label in a word, for tables."""
     at: str
-    """When it was measured."""
+    """Words for the time of its measurement."""
     whose: str
     """Name the owner of the direction that the model began with."""
 
     def says(self, text: str) -> str:
-        """``text``, which speaks of a birth, in the words of this start."""
+        """Adapt ``text``, written for a birth, to this start."""
         if self.is_birth:
             return text
         return reduce(lambda found, pair: re.sub(pair[0], pair[1], found), _OF_NO_BIRTH, text)
@@ -53,11 +53,11 @@ UNKNOWN = Start(False, "the start", "start", "at the start", "The starting model
 
 
 def start_of(birth: Mapping[str, Any]) -> Start:
-    """The start of a training by its certificate, which is empty where there is none."""
+    """Return the start of a training from its certificate, which is empty if there is none."""
     return PRETRAINED if birth.get("init_from") else BIRTH if birth else UNKNOWN
 
 
 def start_of_all(starts: Iterable[Start]) -> Start:
-    """The words for several trainings together: those of births where one of them began with a birth."""
+    """Return the words for several trainings together: those of a birth if one of them began with one."""
     found = list(starts)
     return next((start for start in found if start.is_birth), found[0] if found else BIRTH)

@@ -14,7 +14,7 @@ class Term:
     """A word or a symbol."""
 
     meaning: str
-    """What it is, in a sentence or two of plain text."""
+    """Explanation in a sentence or two of plain text."""
     section: str = ""
     """Section of docs/definitions.md that defines it; "" where none does."""
     also: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ _BY_FORM = {form.lower(): meaning for form, meaning in _FORMS.items()}
 
 
 def explained(text: str) -> Markup:
-    """``text``, escaped, with each word of the glossary explained on hover where it first stands."""
+    """Escape ``text``, and explain each word of the glossary on hover at its first occurrence."""
     parts: list[Markup] = []
     seen: set[str] = set()
     end = 0

@@ -17,9 +17,9 @@ class Threshold:
 
     value: float
     meaning: str
-    """What it divides, in one sentence."""
+    """Statement that it decides, in one sentence."""
     source: str
-    """Where it comes from."""
+    """Source of the number."""
 
 
 _P = LOGGED["seedprint/log10_p"].control
@@ -140,5 +140,5 @@ THRESHOLDS: Mapping[str, Threshold] = {
 
 
 def threshold(name: str) -> float:
-    """The value of a threshold."""
+    """Return the value of a threshold."""
     return THRESHOLDS[name].value

@@ -1,4 +1,4 @@
-"""Numbers and lists as sentences have them."""
+"""Numbers and lists in the form for sentences."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 
 def in_prose(value: float, decimals: int = 3) -> str:
-    """A number as sentences have it: without the zero before its point."""
+    """Write a number for a sentence, without the zero before its point."""
     # A small negative number rounds to -.000, which says nothing that .000 does not.
     return re.sub(r"^(-?)0\.", r"\1.", re.sub(r"^-(0\.?0*)$", r"\1", f"{value:,.{decimals}f}"))
 
 
 def enumerated(parts: Sequence[str]) -> str:
-    """Parts of a sentence behind one another: "a, b and c"."""
+    """Join parts of a sentence: "a, b and c"."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
@@ -23,7 +23,7 @@ _PLAIN = {ord(high): low for low, high in zip("-0123456789", "⁻⁰¹²³⁴⁵
 
 
 def p_in_prose(log10_p: float) -> str:
-    """A chance as sentences have it, never smaller than it is: ``p .004``, ``p < 10⁻³⁰``."""
+    """Write a chance for a sentence, never smaller than it is: ``p .004``, ``p < 10⁻³⁰``."""
     if log10_p > -3:
         return f"p {in_prose(math.ceil(10 ** (log10_p + 3)) / 1000)}"
     return f"p < 10{str(math.floor(log10_p) + 1).translate(_SUPERSCRIPT)}"
@@ -33,7 +33,7 @@ _IN_ASCII = {"→": "->", "–": "-", "σ²": "var", "p̄": "p", "‖": "||", "�
 
 
 def in_ascii(sentence: str) -> str:
-    """A sentence for a terminal that knows no more than ASCII."""
+    """Write a sentence for a terminal that supports only ASCII."""
     plain = re.sub(r"10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda found: "1e" + found[1].translate(_PLAIN), sentence)
     for symbol, letters in _IN_ASCII.items():
         plain = plain.replace(symbol, letters)

@@ -1,1 +1,1 @@
-"""Will it fit: a rehearsed step, a ledger of its memory, and GPUs."""
+"""Plan of a run, to see if it fits: a rehearsed step, a ledger of its memory, and GPUs."""

@@ -1,4 +1,4 @@
-"""The GPUs that a run is planned for: their memory, speed and links."""
+"""GPUs that a run is planned for: their memory, speed and links."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ EAGER, COMPILED = 0.34, 0.39
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a run is planned for.
+    """Hardware that a run is planned for.
 
     Raises:
-        UsageError: a value that makes no sense.
+        UsageError: an impossible value.
     """
 
     n_gpus: int
@@ -55,7 +55,7 @@ class Cluster:
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
-        """What kernels are chosen for."""
+        """Device whose kernels are assumed."""
         return "cpu" if self.gpu == "cpu" else "cuda"
 
     @property
@@ -72,12 +72,13 @@ class Cluster:
 
     @property
     def workspaces(self) -> int:
-        """Bytes that matrix products work with for as long as a process runs: on a GPU the thread of forward passes and
-        that of backward passes have some of their own."""
+        """Bytes of workspace that matrix products hold while a process runs: on a GPU the thread of forward passes and
+        that of backward passes have some of their own.
+        """
         return 0 if self.gpu == "cpu" else 2 * GPUS[self.gpu].workspace
 
     def rate(self, ring: Ring) -> float | None:
-        """Bytes per second that a process sends in a collective of these processes; None where that is not known.
+        """Estimate the bytes per second that a process sends in a collective of these processes; None if unknown.
 
         Within one machine that is its link. Over several the ring leaves a machine through the ports of all of its
         members there, each for its part of the data, so that the machine sends as fast as its ports together, or as
@@ -94,17 +95,17 @@ class Cluster:
         return min(link, max(1, self.per_node // ring.stride) * (self.bandwidth or NETWORK))
 
     def seconds(self, messages: Mapping[Ring, float]) -> float | None:
-        """What sending these bytes takes, one collective after another; None where that is not known."""
+        """Estimate the seconds for sending these bytes, one collective after another; None if unknown."""
         times = [(n_bytes, self.rate(ring)) for ring, n_bytes in messages.items()]
         known = [n_bytes / rate for n_bytes, rate in times if rate is not None]
         return sum(known) if len(known) == len(times) and (known or self.gpu != "cpu") else None
 
     def share_of_peak(self, compile: str) -> float:
-        """The share of its peak that a GPU runs at."""
+        """Return the share of its peak at which a GPU runs."""
         return self.mfu if self.mfu is not None else EAGER if compile == "no" else COMPILED
 
     def speed(self, precision: str, compile: str) -> float | None:
-        """FLOP/s of all GPUs at that share of their peak; None where no peak is known."""
+        """Return the FLOP/s of all GPUs at that share of their peak; None if no peak is known."""
         if self.gpu == "cpu" or precision != "bf16":
             return None
         return GPUS[self.gpu].bf16 * self.share_of_peak(compile) * self.n_gpus

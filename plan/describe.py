@@ -1,4 +1,4 @@
-"""What a model is made of, without allocating it: parameters by part, FLOPs, memory, kernel."""
+"""Description of a model without allocating it: parameters by part, FLOPs, memory, kernel."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BYTES = {"weights": 4, "gradients": 4, "optimizer": 8}
 
 
 def _part(name: str) -> str:
-    """The part of the model that a parameter belongs to, block numbers left out."""
+    """Return the part of the model that a parameter belongs to, without block numbers."""
     return ".".join(word for word in name.split(".")[:-1] if not word.isdigit())
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """Everything that ``birthmark describe`` prints, as JSON-able values; nothing is allocated.
+    """Return everything that ``birthmark describe`` prints, as JSON-able values; nothing is allocated.
 
     Returns:
         ``n_params``; ``n_active``, those that a token passes; ``parameters`` by part; ``flops_per_token`` of training
@@ -43,7 +43,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
 
 
 def describe_shapes(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Describe what follows from the parameters alone.
+    """Describe the facts that follow from the parameters alone.
 
     Args:
         shapes: name and shape of each parameter.
@@ -63,7 +63,7 @@ def describe_shapes(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, 
 
 
 def print_description(description: dict[str, Any], console: Console) -> None:
-    """Print what :func:`describe` gives as a table."""
+    """Print the description from :func:`describe` as a table."""
     table = Table("part", "parameters", "share", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"

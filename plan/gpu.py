@@ -1,4 +1,4 @@
-"""The kernels and the autocast of a GPU, for fake tensors on a machine without one."""
+"""Kernels and autocast of a GPU, for fake tensors on a machine without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOW = (torch.bfloat16, torch.float16)
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """Keeps what the fused kernel keeps for its backward pass; it computes no values."""
+    """Stand-in that keeps the tensors that the fused kernel keeps for its backward pass; it computes no values."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _widened(value: Any) -> Any:
 
 
 class _OnGPU(TorchFunctionMode):
-    """Kernels and autocast as on a GPU."""
+    """Dispatch mode with the kernels and autocast of a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
@@ -71,9 +71,8 @@ class _OnGPU(TorchFunctionMode):
 
 @contextmanager
 def as_on(device: str) -> Iterator[None]:
-    """Run passes over CPU tensors as on ``cuda``, or leave them as they are for ``cpu``.
-
-    For fake tensors alone: the stand-ins for a GPU's kernels compute no values.
+    """Run passes over CPU tensors as on ``cuda``, or unchanged for ``cpu``. Only for fake tensors: the stand-ins for a
+    GPU's kernels compute no values.
     """
     kernels.chosen_for = device
     try:

@@ -1,4 +1,4 @@
-"""What a pass under fake tensors holds and sends: live storages by part, collectives by bytes."""
+"""Memory and messages of a pass under fake tensors: live storages by part, collectives by bytes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_iter
 
 from ..models.linear_cross_entropy import workspace_bytes
 
-#: What memory is held for. ``gathered``: gathered weights of a sharded model and the buffers of its collectives.
-#: ``activations``: all else, that is what forward passes keep for backward passes, and temporaries.
+#: Uses of memory. ``gathered``: gathered weights of a sharded model and the buffers of its collectives.
+#: ``activations``: everything else: values kept by forward passes for backward passes, and temporaries.
 PARTS = ("parameters", "gradients", "optimizer", "gathered", "activations")
 _GATHERED, _ACTIVATIONS = PARTS.index("gathered"), PARTS.index("activations")
 
@@ -33,7 +33,7 @@ MANY = 1_000_003
 
 
 def _workspace_of_flash_backward(d_out: Tensor, q: Tensor, *more: Any, **options: Any) -> int:
-    # FlashAttention-2 sums the gradient of the queries in float32, beside a number per row. Of keys and values that
+    # FlashAttention-2 sums the gradient of the queries in float32, beside a number per row. For keys and values that
     # query heads share it makes a gradient for each head before it sums them.
     shared = 2 * q.numel() * q.itemsize if more[0].numel() != q.numel() else 0
     return 4 * q.numel() + 4 * q.numel() // q.shape[-1] + shared
@@ -61,7 +61,7 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
 
 
 class Ring(NamedTuple):
-    """The processes of a collective: so many, whose ranks are so far apart."""
+    """Processes of a collective: their number, and the distance between their ranks."""
 
     size: int
     stride: int = 1
@@ -109,7 +109,7 @@ class _Held:
 
 @dataclass(frozen=True)
 class Curve:
-    """Bytes held after every operator of a step, by part; those of activations for any micro-batch.
+    """Bytes held after every operator of a step, by part; those of activations as a function of the micro-batch.
 
     Attributes:
         fixed: int64 ``[operators, parts]``.
@@ -133,7 +133,7 @@ class Curve:
         return {phase: sum(by_ring.values()) for phase, by_ring in self.messages.items()}
 
     def at(self, micro_batch_size: int) -> np.ndarray:
-        """Bytes held with this micro-batch, ``[operators, parts]``."""
+        """Return the bytes held with this micro-batch, ``[operators, parts]``."""
         held = self.fixed.astype(np.float64)
         held[:, _ACTIVATIONS] += self.per_sequence * micro_batch_size
         for operator, workspace in self.workspaces.items():
@@ -141,16 +141,17 @@ class Curve:
         return held
 
     def during(self, *phases: str) -> np.ndarray:
-        """Which operators belong to any of these phases, ``[operators]``."""
+        """Mark the operators that belong to any of these phases, ``[operators]``."""
         return np.isin(self.phases, [PHASES.index(phase) for phase in phases])
 
 
 class Ledger(TorchDispatchMode):
-    """Follows every storage of fake tensors from the operator that makes it until nothing holds it.
+    """Dispatch mode that follows every storage of fake tensors from its creation until nothing holds it.
 
     Args:
-        mode: of the fake tensors; torch reasons about shapes with those of other modes, which belong to no process.
-        micro_batch_size: sequences in a pass; with :data:`MANY`, memory that grows with them is counted apart.
+        mode: mode of the fake tensors; torch reasons about shapes with those of other modes, which belong to no
+            process.
+        micro_batch_size: sequences in a pass; with :data:`MANY`, memory that grows with them is counted separately.
     """
 
     def __init__(self, mode: FakeTensorMode, micro_batch_size: int) -> None:
@@ -168,7 +169,7 @@ class Ledger(TorchDispatchMode):
         self._gave_gradients = False
 
     def __enter__(self) -> Ledger:
-        """Start; storages that change their size, as those of gathered weights do, are followed too."""
+        """Start; storages that change their size, such as those of gathered weights, are followed too."""
         self._resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -193,7 +194,7 @@ class Ledger(TorchDispatchMode):
         self._phase, self._gave_gradients = phase, False
 
     def gradient(self, tensor: Tensor) -> None:
-        """Record a gradient that a backward pass gives."""
+        """Record a gradient of a backward pass."""
         self.mark([tensor], "gradients")
         self._gave_gradients = True
 
@@ -204,13 +205,13 @@ class Ledger(TorchDispatchMode):
             self._file(local.untyped_storage(), PARTS.index(part))
 
     def curve(self) -> Curve:
-        """Everything held since the first phase began."""
+        """Return the bytes held since the first phase began."""
         rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(PARTS) + 1)
         phases, reducing = np.array(self._phases, np.int8), np.array(self._reducing, bool)
         return Curve(rows[:, :-1], rows[:, -1] / MANY, phases, reducing, self._messages, self._workspaces)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operator, and count its outputs from here on."""
+        """Run one operator, and count its outputs from now on."""
         if any(issubclass(kind, DTensor) for kind in types):
             # The operator on the local shard comes here again.
             return NotImplemented

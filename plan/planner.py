@@ -1,4 +1,4 @@
-"""Whether a run fits and what it takes: memory, messages, FLOPs and time, as its config says and under alternatives."""
+"""Needs of a run, and if it fits: memory, messages, FLOPs and time, for its config and for alternatives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MARGIN = 0.05
 
 @dataclass(frozen=True)
 class Plan:
-    """What a config takes under one strategy and one kind of activation checkpointing."""
+    """Needs of a config under one strategy and one kind of activation checkpointing."""
 
     strategy: str
     activation_checkpointing: str
@@ -43,10 +43,10 @@ class Plan:
     parts: dict[str, float]
     """The same by part, at that moment."""
     phase: str
-    """When in the step that is, one of :data:`PHASES`."""
+    """Phase of the step with the peak, one of :data:`PHASES`."""
     fits: bool
     roomy: bool
-    """Whether it fits and leaves :data:`MARGIN` of the memory."""
+    """True if it fits and leaves :data:`MARGIN` of the memory."""
     replicas: int
     """Groups of processes that each hold the whole model (``trainer.replicas``)."""
     host_per_node: float
@@ -56,13 +56,13 @@ class Plan:
     estimated: tuple[str, ...]
     """Parts that follow from the strategy's formulas; all others were rehearsed."""
     flops: float
-    """Of a step, over all processes, as the model counts them."""
+    """FLOPs of a step, over all processes, as the model counts them."""
     flops_again: float
-    """What activation checkpointing computes again, on top."""
+    """Additional FLOPs that activation checkpointing recomputes."""
     step_seconds: float | None
-    """Of computing; None where no peak is known."""
+    """Seconds of computing in a step; None if no peak is known."""
     sending_seconds: float | None
-    """What sending takes by itself. How much of it is hidden behind the computing is not known here."""
+    """Seconds of sending alone. The part that computing hides is unknown."""
 
     @property
     def order(self) -> tuple[bool, float, float, float]:
@@ -78,7 +78,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the whole run takes."""
+    """Needs of the whole run."""
 
     tokens: float
     tokens_per_second: float
@@ -88,7 +88,7 @@ class Budget:
 
 
 def budget(plan: Plan, config: RunConfig, cluster: Cluster, tokens: float, price: float) -> Budget | None:
-    """Time and money for ``tokens``, if all sending is hidden; None where the time of a step is not known."""
+    """Compute time and money for ``tokens``, if all sending is hidden; None if the time of a step is unknown."""
     if plan.step_seconds is None:
         return None
     speed = config.trainer.global_batch_size * config.model.max_seq_len / plan.step_seconds
@@ -97,10 +97,10 @@ def budget(plan: Plan, config: RunConfig, cluster: Cluster, tokens: float, price
 
 
 def with_strategy(trainer: TrainerConfig, strategy: StrategyName, checkpointing: str) -> TrainerConfig:
-    """``trainer`` under another strategy, uncompiled.
+    """Return ``trainer`` under another strategy, uncompiled.
 
-    A change of strategy keeps what the new one reads of ``gather``, ``reduce`` and ``accumulate``; other options of
-    strategies take their defaults.
+    A change of strategy keeps those of ``gather``, ``reduce`` and ``accumulate`` that the new one reads; other options
+    of strategies take their defaults.
     """
     changes: dict[str, Any] = {"strategy": strategy, "activation_checkpointing": checkpointing, "compile": "no"}
     if strategy != trainer.strategy:
@@ -152,11 +152,11 @@ class Planner:
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Model FLOPs of one trained token at this length, forward and backward."""
+        """Return the model FLOPs of one trained token at this length, forward and backward."""
         return flops_per_token(self.config.model, self.n_params, seq_len)
 
     def _flops(self, checkpointing: str) -> tuple[float, float]:
-        """FLOPs of a step: the model's own, and what checkpointing computes again.
+        """Return the FLOPs of a step: the model's own, and those that checkpointing recomputes.
 
         ``full`` repeats the forward passes of blocks. ``selective`` repeats nothing that counts, since it keeps the
         outputs of matrix products and of attention.
@@ -175,9 +175,9 @@ class Planner:
         return own * tokens, forward * tokens
 
     def _rehearsal_key(self, trainer: TrainerConfig) -> tuple[Any, ...]:
-        """What decides a rehearsal: configs of one key share it.
+        """Return the key of a rehearsal: configs of one key share it.
 
-        Begins with the sharding, the micro-batch, and whether gradients are summed whole.
+        Begins with the sharding, the micro-batch, and a flag for gradients summed whole.
         """
         shard = STRATEGY_COSTS[trainer.strategy].shard
         # On CPU attention chooses its kernel by the size of the micro-batch.
@@ -188,7 +188,7 @@ class Planner:
         return shard, size, whole, trainer.activation_checkpointing, sharded
 
     def n_rehearsals(self, trainers: list[TrainerConfig]) -> int:
-        """How many rehearsals the plans of these need between them."""
+        """Count the rehearsals that the plans of these need together."""
         return len({self._rehearsal_key(trainer) for trainer in trainers})
 
     def _curve(self, trainer: TrainerConfig) -> Curve:
@@ -206,10 +206,10 @@ class Planner:
         return self._curves[key]
 
     def plan(self, trainer: TrainerConfig | None = None) -> Plan:
-        """What the config takes, by default as it is, else with ``trainer`` in place of its own.
+        """Plan the config, unchanged by default, else with ``trainer`` in place of its own.
 
         Raises:
-            UsageError: batch, processes and strategy do not go together.
+            UsageError: batch, processes and strategy do not fit together.
         """
         cluster = self.cluster
         trainer = (trainer or self.config.trainer).shared_by(cluster.n_gpus)
@@ -250,7 +250,7 @@ class Planner:
         )
 
     def alternatives(self) -> list[TrainerConfig]:
-        """The config under every strategy with every kind of activation checkpointing, its own among them."""
+        """List the config under every strategy with every kind of activation checkpointing, its own included."""
         alone = self.cluster.n_gpus == 1
         n_nodes = self.cluster.n_gpus // self.cluster.per_node
         strategies = [name for name, facts in STRATEGIES.items() if facts.launched != alone]
@@ -269,7 +269,8 @@ class Planner:
         return found
 
     def largest(self, trainer: TrainerConfig) -> Plan | None:
-        """The plan of the largest micro-batch, a power of two, that leaves a margin; of the smallest if none does.
+        """Return the plan of the largest micro-batch, a power of two, that leaves a margin; the plan of the smallest if
+        none does.
 
         A size that divides a process's share is preferred; None if there are more processes than sequences.
         """
@@ -286,5 +287,5 @@ class Planner:
 
 
 def best(plans: list[Plan]) -> Plan | None:
-    """The first of those that fit, by :attr:`Plan.order`; None if none does."""
+    """Return the first plan that fits, by :attr:`Plan.order`; None if none does."""
     return min((plan for plan in plans if plan.fits), key=lambda plan: plan.order, default=None)

@@ -1,4 +1,4 @@
-"""One optimizer step of a planned run: the real model, sharded as the run would shard it, without values."""
+"""Rehearsal of one optimizer step of a planned run: the real model, sharded like in the run, without values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Sharding = Callable[[TrainerConfig, torch.device], Sharder]
 
 @contextmanager
 def _group(n: int) -> Iterator[None]:
-    """Be rank 0 of a process group of ``n`` processes, of which no other exists."""
+    """Within the context, be rank 0 of a process group of ``n`` processes, of which no other exists."""
     if dist.is_initialized():
         raise UsageError(
             "a plan needs a process of its own, and this one is in a process group: run it without a launcher"
@@ -44,7 +44,7 @@ def _group(n: int) -> Iterator[None]:
 
 
 def _update(module: PretrainModule, optimizer: torch.optim.Optimizer) -> None:
-    """The update as the run does it: norm of the whole gradient, clipping, the optimizer."""
+    """Run the update like the run does: norm of the whole gradient, clipping, the optimizer."""
     parameters = [p for p in module.model.parameters() if p.grad is not None]
     norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if module.optim.grad_clip > 0:
@@ -59,7 +59,7 @@ def _update(module: PretrainModule, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _backward(loss: Tensor) -> None:
-    # What `loss.backward()` runs. A dispatch mode that sees that call does not see what is recomputed within.
+    # The engine that `loss.backward()` runs. A dispatch mode that sees that call does not see recomputation within.
     run = torch.autograd.Variable._execution_engine.run_backward
     run((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
@@ -69,7 +69,7 @@ def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: bool) -> None:
-    """One optimizer step of two micro-batches, as it is after earlier steps."""
+    """Run one optimizer step of two micro-batches, in the state after earlier steps."""
     parameters = list(module.model.parameters())
     optimizer = module.configure_optimizers()["optimizer"]
     ledger.mark(parameters, "parameters")
@@ -90,7 +90,7 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: 
         batch_BT = torch.zeros(micro_batch_size, module.model.config.max_seq_len + 1, dtype=torch.long)
         rates = module.model.config.dropout
         dropout = Dropout(rates, torch.zeros(micro_batch_size, dtype=torch.int32)) if rates.is_on else None
-        # Which tokens end documents counts for nothing: tensors hold none.
+        # The token that ends documents does not matter: tensors hold no values.
         borders = DocumentBorders(0) if module.model.config.attention.documents else None
         with module.forward_context():
             loss = next_token_loss(module.model, batch_BT, module.optim.z_loss, borders, dropout).objective
@@ -115,17 +115,17 @@ def rehearse(
     micro_batch_size: int = MANY,
     whole: bool = False,
 ) -> Curve:
-    """Run a step of two micro-batches of ``config`` as the first of ``n_processes``, on tensors that hold nothing.
+    """Run a step of two micro-batches of ``config`` as the first of ``n_processes``, on tensors without values.
 
     Args:
-        config: the run; ``trainer.gather`` and ``trainer.replicas`` count where the model is sharded.
-        n_processes: of the run.
-        shard: how the model is sharded; by default every process holds all of it.
-        device: what it would run on.
-        micro_batch_size: by default the memory of all micro-batches is known at once, which needs kernels that do not
-            depend on it: those of a GPU.
-        whole: whether a process that shards sums the gradients of the first micro-batch whole, and reduces them after
-            the second.
+        config: the run; ``trainer.gather`` and ``trainer.replicas`` matter if the model is sharded.
+        n_processes: processes of the run.
+        shard: sharding of the model; by default every process holds all of it.
+        device: device of the planned run.
+        micro_batch_size: by default the result holds for all micro-batches, which needs kernels that do not depend on
+            it: those of a GPU.
+        whole: a process that shards sums the gradients of the first micro-batch whole, and reduces them after the
+            second.
     """
     settings = replace(
         config.trainer,
@@ -134,7 +134,7 @@ def rehearse(
         gather=config.trainer.gathers_in if shard else "auto",
         reduce=config.trainer.reduce if shard else "fp32",
         accumulate="whole",
-        # What is kept of a product in fp8 are its arguments, as in bf16.
+        # A product in fp8 keeps its arguments, as in bf16.
         precision="bf16" if config.trainer.precision == "fp8" else config.trainer.precision,
         offload="none",
         offload_dir="",

@@ -1,4 +1,4 @@
-"""What a strategy makes of a rehearsed step: memory and bytes sent. What no rehearsal shows is estimated here."""
+"""Costs of a strategy for a rehearsed step: memory and bytes sent. Parts that no rehearsal shows are estimated here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .rehearsal import Sharding
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _GATHERED, _ = range(len(PARTS))
 
-#: DeepSpeed's defaults, which `trainer/strategies/zero.py` leaves as they are, in elements: of a bucket of gradients,
-#: of the weights that ZeRO 3 may hold gathered, and of what it updates at a time.
+#: DeepSpeed's defaults, which `trainer/strategies/zero.py` keeps, in elements: of a bucket of gradients, of the weights
+#: that ZeRO 3 may hold gathered, and of one part of its update.
 BUCKET, LIVE, SUB_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
 
 
@@ -49,17 +49,17 @@ class StepSizes:
 
     @property
     def gathered_itemsize(self) -> float:
-        """Bytes of a weight as passes use it."""
+        """Bytes of a weight in passes."""
         return 2.0 if self.trainer.gathers_in == "bf16" else 4.0
 
     @property
     def ring(self) -> float:
-        """The fraction of a tensor that a process sends when all of it is gathered, or reduced and scattered."""
+        """Fraction of a tensor that a process sends when the tensor is gathered, or reduced and scattered."""
         return (self.n_processes - 1) / self.n_processes
 
     @property
     def offloaded(self) -> bool:
-        """Whether the optimizer's state lies outside the GPU."""
+        """True if the optimizer's state is outside the GPU."""
         return self.trainer.offload != "none"
 
 
@@ -92,7 +92,7 @@ def _memory_of_zero2(held: np.ndarray, curve: Curve, sizes: StepSizes) -> np.nda
 def _with_sharded_states(
     held: np.ndarray, gradients: np.ndarray, n_shards: int, curve: Curve, sizes: StepSizes
 ) -> np.ndarray:
-    """Sharded optimizer state beside ``gradients`` and ``n_shards`` shards of sums, which offloading moves away."""
+    """Add sharded optimizer state, ``gradients`` and ``n_shards`` shards of sums, which offloading moves away."""
     if not sizes.offloaded:
         gradients = gradients + sizes.shard * (n_shards + curve.during("update"))
     held[:, _GRADIENTS] = gradients
@@ -120,8 +120,9 @@ def _no_host_memory(sizes: StepSizes) -> float:
 
 
 def _host_memory_of_zero(sizes: StepSizes) -> float:
-    """Of one process: weights to update, moments, gradients and their sums; of ZeRO 3 the weights themselves too, and
-    of ZeRO 1 and 2 a copy of the shard that goes back."""
+    """Compute the host memory of one process: weights to update, moments, gradients and their sums; for ZeRO 3 the
+    weights themselves too, for ZeRO 1 and 2 a copy of the shard that is sent back.
+    """
     if not sizes.offloaded:
         return 0.0
     on_drive = 1 + sizes.n_moments if sizes.trainer.offload == "nvme" else 0
@@ -132,7 +133,7 @@ def _host_memory_of_zero(sizes: StepSizes) -> float:
 
 
 def _sent_as_rehearsed(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
-    # Of several micro-batches the last is the later one of the rehearsal; all before it are as its first.
+    # The last of several micro-batches is the later one of the rehearsal; all before it are like its first.
     found: dict[Ring, float] = {}
     for phase, by_ring in curve.messages.items():
         times = {"first": max(sizes.accumulate - 1, 1), "later": int(sizes.accumulate > 1)}.get(phase.split()[0], 1)
@@ -169,10 +170,10 @@ def _sent_by_zero3(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
 
 @dataclass(frozen=True)
 class StrategyCosts:
-    """How a strategy's memory and messages follow from a rehearsed step."""
+    """Rules for a strategy's memory and messages, from a rehearsed step."""
 
     shard: Sharding | None = None
-    """What shards the model for the rehearsal; None where every process holds all of it."""
+    """Sharding of the model for the rehearsal; None if every process holds all of it."""
     memory: Callable[[np.ndarray, Curve, StepSizes], np.ndarray] = _memory_as_rehearsed
     """(bytes held ``[operators, parts]``, the rehearsed step, sizes) → the same bytes under this strategy."""
     sent: Callable[[Curve, StepSizes], dict[Ring, float]] = _sent_as_rehearsed

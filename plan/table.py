@@ -31,7 +31,7 @@ _WORDS = {
 
 
 def _si(number: float, unit: str = "") -> str:
-    """Four digits with a decimal prefix."""
+    """Write four digits with a decimal prefix."""
     for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if abs(number) >= 10**power:
             return f"{number / 10**power:.4g} {prefix}{unit}"
@@ -47,7 +47,7 @@ def _seconds(value: float | None) -> str:
 
 
 def print_memory(plan: Plan, cluster: Cluster, console: Console) -> None:
-    """Print what one process holds at the peak, by part, and whether that fits."""
+    """Print the memory of one process at the peak, by part, and if it fits."""
     batches = "micro-batches" if plan.accumulate > 1 else "micro-batch"
     table = Table("one process", "GB", "", box=None, pad_edge=False)
     table.columns[1].justify = "right"
@@ -70,7 +70,7 @@ def print_memory(plan: Plan, cluster: Cluster, console: Console) -> None:
 def print_work(
     plan: Plan, config: RunConfig, cluster: Cluster, budget: Budget | None, price: float, console: Console
 ) -> None:
-    """Print messages, FLOPs and time of a step, and of the whole run where the time of a step is known."""
+    """Print messages, FLOPs and time of a step, and of the whole run if the time of a step is known."""
     again = f", {_si(plan.flops_again, 'FLOP')} again for checkpointing" if plan.flops_again else ""
     rate = ""
     if plan.sending_seconds:
@@ -96,7 +96,7 @@ def print_work(
 
 
 def print_upkeep(upkeep: Upkeep, console: Console) -> None:
-    """Print what checkpoints and snapshots take."""
+    """Print the needs of checkpoints and snapshots."""
     copied = "" if upkeep.copying_seconds is None else f": training stands still for {_seconds(upkeep.copying_seconds)}"
     taking = "" if upkeep.snapshot_seconds is None else f", {_seconds(upkeep.snapshot_seconds)}"
     part, on_machine = _gb(upkeep.checkpoint_part), _gb(upkeep.host_per_node)

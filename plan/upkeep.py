@@ -1,4 +1,4 @@
-"""What a run takes beside its steps: its checkpoints, their copies in the machines' own memory, its snapshots."""
+"""Needs of a run beside its steps: its checkpoints, their copies in the machines' own memory, its snapshots."""
 
 from __future__ import annotations
 
@@ -35,22 +35,23 @@ class Upkeep:
     residual streams of a batch of the probe. It has none of the step's own activations at the same time. None where the
     run takes no snapshots."""
     snapshot_seconds: float | None
-    """Of one snapshot at a checkpoint, over all its probes; None where no speed is known, and where the run takes no
-    snapshots. At birth, strangers too are measured."""
+    """Seconds of one snapshot at a checkpoint, over all its probes; None if no speed is known, or if the run takes no
+    snapshots. At birth, strangers too are measured.
+    """
 
 
 def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
-    """What checkpoints and snapshots take.
+    """Estimate the needs of checkpoints and snapshots.
 
     Args:
-        planner: of the run.
+        planner: planner of the run.
         trainer: its strategy.
         drive: bytes per second that one machine writes.
     """
     config, cluster = planner.config, planner.cluster
     n, whole = cluster.n_gpus, 4.0 * planner.n_params
     strategy, moments = STRATEGIES[trainer.strategy], 4.0 * planner.state_elements
-    # Of what several processes hold alike, the first of them writes it.
+    # The first of several processes that hold the same data writes it.
     in_shards = n // trainer.replicas
     weights_part = whole / in_shards if strategy.shards_weights else whole
     moments_part = moments / in_shards if strategy.shards_optimizer else moments
