@@ -132,7 +132,7 @@ def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str
 def _table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], console: Console, *, controls: bool
 ) -> tuple[list[Heading], list[list[Text]]]:
-    """Headings and cells of some columns."""
+    """Build headings and cells of some columns."""
     headings = []
     for column in columns:
         first, _, second = column.title.rpartition(" ")

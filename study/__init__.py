@@ -1,1 +1,1 @@
-"""Many runs, one question."""
+"""Studies: many runs, one question."""

@@ -1,4 +1,4 @@
-"""The kinds of study, by the ``kind`` that a study file names."""
+"""Kinds of study, by the ``kind`` in a study file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .trials import Planned, check_buildable, check_stored
 
 
 class Kind(NamedTuple):
-    """What can be done with a study of a kind."""
+    """Functions for a kind of study."""
 
     run: Callable[[StudyRequest], list[Failure]]
     """Run it; the runs that failed."""
     plan: Callable[[StudyRequest], Planned]
-    """Its runs, before any has run."""
+    """Function that lists its runs, before any has run."""
 
 
 #: By the name in the file. A file without a kind has arms.
@@ -37,7 +37,7 @@ KINDS: dict[str, Kind] = {
 
 
 def kind_of(file: Path) -> str:
-    """The kind of a study file; UsageError if there is none of that name."""
+    """Return the kind of a study file; UsageError if there is none of that name."""
     kind = read_fields(file).get("kind", "arms")
     if not isinstance(kind, str) or kind not in KINDS:
         close = difflib.get_close_matches(str(kind), KINDS, n=1)
@@ -47,12 +47,12 @@ def kind_of(file: Path) -> str:
 
 
 def run_study(request: StudyRequest) -> list[Failure]:
-    """Run the study in a file, of whichever kind it is; the runs that failed."""
+    """Run the study in a file, of any kind; return the runs that failed."""
     return KINDS[kind_of(request.file)].run(request)
 
 
 def plan_study(request: StudyRequest) -> Planned:
-    """The runs of the study in a file, checked as before a start, with what they are made with written down.
+    """Plan the runs of the study in a file, checked as before a start, and write down their overrides.
 
     Raises:
         UsageError, RunError: a model that cannot be built, or a folder that holds something else.

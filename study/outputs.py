@@ -1,4 +1,4 @@
-"""How a study ends: what its results become, printed and written beside its runs."""
+"""End of a study: its results, printed and written beside its runs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .trials import Trial
 
 
 def _nothing(console: Console) -> None:
-    """Writes no more files."""
+    """Write no further files."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the results of a study become. Nothing is made before it is called for."""
+    """Functions that print and write the results of a study. Nothing is made before they are called."""
 
     show: Callable[[Console], object]
     """Prints them."""
@@ -44,18 +44,18 @@ def end_study(
 ) -> None:
     """Print the results of a study, and write ``index.html``, ``table.md``, ``table.csv`` and pictures.
 
-    One process at a time writes: those that run trials of the same study end at the same moment.
+    One process at a time writes: processes with trials of the same study end at the same moment.
 
     Args:
-        request: what was asked for.
+        request: the request.
         out: the study's folder.
-        trials: whose failed starts the table tells of.
-        console: where to print.
-        outputs: of the results; None where there are none.
-        missing: what there is none of then.
+        trials: trials whose failed starts the table lists.
+        console: console to print to.
+        outputs: outputs of the results; None without results.
+        missing: name of the results that are then missing.
 
     Raises:
-        UsageError: a summary was asked for, and there is nothing to sum up.
+        UsageError: a summary was asked for, and there are no results.
     """
     if outputs is None:
         if request.summary:
@@ -68,7 +68,7 @@ def end_study(
 
 
 def _write(out: Path, outputs: Outputs, console: Console, failed: str) -> None:
-    """The files; ``failed`` is a last paragraph for ``table.md``."""
+    """Write the files; ``failed`` is a last paragraph for ``table.md``."""
     table = outputs.table()
     write_text(out / "table.md", f"{table}\n{failed}\n" if failed else table)
     outputs.write_csv(out / "table.csv")

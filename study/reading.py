@@ -1,4 +1,4 @@
-"""Study files: reading their YAML and checking its fields, whatever their kind."""
+"""Study files: reading of their YAML and checks of its fields, for any kind."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SET_BY_STUDY = ("init_seed", "run_dir", "name")
 
 
 def where(prefixes: Mapping[str, str], field: str) -> str:
-    """Where a field stands in the file; ``prefixes`` say so of those that are not at its top."""
+    """Return the place of a field in the file; ``prefixes`` give those of fields that are not at its top."""
     return prefixes.get(field, "") + field
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """The fields of a study file of any kind; UsageError names the file."""
+    """Read the fields of a study file of any kind; UsageError names the file."""
     content = read_yaml(file)
     if not isinstance(content, dict):
         raise UsageError(f"{file}: the file is {shown(content)}; write fields as `name: value`")
@@ -36,17 +36,17 @@ def read_fields(file: Path) -> dict[str, Any]:
 
 
 class Reader:
-    """Checks values of one study file; what is wrong is a UsageError that names file, field and value."""
+    """Checker of the values of one study file; a fault is a UsageError that names file, field and value."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def wrong(self, field: str, value: Any, mend: str) -> UsageError:
-        """The error to raise."""
+        """Make the error to raise."""
         return UsageError(f"{self.file}: {field} is {shown(value)}: {mend}")
 
     def known(self, fields: Mapping[str, Any], names: Sequence[str], prefix: str) -> None:
-        """Refuse fields of other names; ``prefix`` is the group that they stand in, with its dot."""
+        """Refuse fields of other names; ``prefix`` is their group, with its dot."""
         for field in fields:
             if field not in names:
                 close = difflib.get_close_matches(str(field), names, n=1)
@@ -54,24 +54,24 @@ class Reader:
                 raise UsageError(f"{self.file}: {prefix}{field}: no such field; {hint}")
 
     def group(self, value: Any, field: str) -> dict[str, Any]:
-        """The fields of a group."""
+        """Return the fields of a group."""
         if not isinstance(value, dict):
             raise self.wrong(field, value, "write fields as `name: value` under it")
         return value
 
     def named(self, value: Any, field: str) -> dict[str, Any]:
-        """A group whose names become folders or columns."""
+        """Return a group whose names become folders or columns."""
         for name in self.group(value, field):
             self.name(name, f"a name in {field}")
         return value
 
     def name(self, value: Any, field: str) -> None:
-        """Refuse what cannot name a folder."""
+        """Refuse a value that cannot name a folder."""
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise self.wrong(field, value, "give a name of letters, digits and _ . + - (in quotes if it is a number)")
 
     def path(self, value: Any, field: str) -> Path:
-        """A config file, relative to the study, or one of the shipped by its name."""
+        """Return a config file, relative to the study, or a shipped one by its name."""
         if not isinstance(value, str) or not value:
             raise self.wrong(field, value, "give a run's config, relative to this file, or a shipped one's name")
         path = self.file.parent / value
@@ -82,14 +82,14 @@ class Reader:
         return shipped
 
     def seeds(self, value: Any, field: str) -> tuple[int, ...]:
-        """Seeds: at least one, all different."""
+        """Return seeds: at least one, all different."""
         whole = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
         if not whole or not value or len(set(value)) < len(value):
             raise self.wrong(field, value, "give a list of different whole numbers from 0")
         return tuple(value)
 
     def changes(self, value: Any, group: str) -> dict[str, dict[str, Any]]:
-        """Names, each with the dotted fields in which a run differs from the base."""
+        """Return names, each with the dotted fields in which a run differs from the base."""
         found = self.named(value, group)
         for name, fields in found.items():
             for field, wanted in self.group(fields, f"{group}.{name}").items():
@@ -102,7 +102,7 @@ class Reader:
         return found
 
     def families(self, value: Any, arms: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Groups of arms, by title."""
+        """Return groups of arms, by title."""
         families = self.group(value, "families")
         for family, members in families.items():
             if not isinstance(members, list) or not members:

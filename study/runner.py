@@ -1,4 +1,4 @@
-"""The runs of a study as processes: a few at a time, each independent, all of them stoppable and resumable."""
+"""Runs of a study as processes: a few at a time, each independent, all of them stoppable and resumable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .taking.tries import WRONG_REQUEST, Failed, add_failure
 from .trials import Trial, check_buildable, check_stored, chosen_trial, each_once, next_move
 
 _POLL_SECONDS = 0.2
-#: How often trials that other processes run are looked at.
+#: Interval, in seconds, of checks on trials of other processes.
 _ELSEWHERE_SECONDS = 2.0
 
 
@@ -55,10 +55,7 @@ class _Process:
 def run_trials(
     trials: Sequence[Trial], jobs: int, console: Console, out: Path, *, retries: int = 0, wait: bool = True
 ) -> list[Failure]:
-    """Bring every trial to its last step, ``jobs`` at a time; finished ones are left as they are.
-
-    Args:
-        trials: what to run.
+    """Bring every trial to its last step, ``jobs`` at a time; finished ones are skipped. Args: trials: the trials.
         jobs: runs at a time.
         console: where to print.
         out: the study's folder, whose other processes take none of these trials meanwhile.
@@ -76,8 +73,8 @@ def run_trials(
 
 
 def run_as_asked(request: StudyRequest, out: Path, trials: Sequence[Trial], console: Console) -> list[Failure]:
-    """See that no folder holds another run, and bring every trial that is asked for to its last step, unless a summary
-    is all that is asked for.
+    """Check that no folder holds another run, and bring every requested trial to its last step, unless only a summary
+    is requested.
 
     Returns:
         The trials that failed.
@@ -97,7 +94,9 @@ def run_as_asked(request: StudyRequest, out: Path, trials: Sequence[Trial], cons
 
 
 def leaves_results(request: StudyRequest, trials: Sequence[Trial]) -> bool:
-    """Whether tables and pictures are left to others: one trial was asked for, and not all are finished."""
+    """Return True if tables and pictures are left to other processes: one trial was requested, and not all are
+    finished.
+    """
     return request.trial is not None and not all(trial.finished for trial in trials)
 
 
@@ -189,7 +188,7 @@ class _Runner:
         self.elsewhere.append(trial)
 
     def _look_elsewhere(self) -> None:
-        """Take back the trials that no other process runs any more."""
+        """Take the trials that no other process runs any more."""
         if not self.elsewhere or time.monotonic() - self.looked < _ELSEWHERE_SECONDS:
             return
         self.looked = time.monotonic()
@@ -233,7 +232,7 @@ class _Runner:
         job.claim.let_go()
 
     def _failed(self, trial: Trial, status: int) -> None:
-        """Keep a failed start, and try again if it may help."""
+        """Record a failed start, and try again if it may help."""
         reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line(trial.log)
         add_failure(trial, Failed(status, reason))
         if self.tries_left[trial.label] and status != WRONG_REQUEST:
@@ -283,7 +282,7 @@ class _Runner:
 
 
 def process_environment(jobs: int, slot: int) -> dict[str, str]:
-    """Environment variables that divide the machine among ``jobs`` runs.
+    """Return environment variables that divide the machine among ``jobs`` runs.
 
     Each gets an equal number of cores. If CUDA_VISIBLE_DEVICES names several GPUs, each gets one of them, by ``slot``.
     """
@@ -300,7 +299,7 @@ def process_environment(jobs: int, slot: int) -> dict[str, str]:
 
 
 def last_logged_step(metrics: Path) -> int:
-    """The last step in a run's ``metrics.jsonl``, from the end of the file alone; 0 if there is none."""
+    """Return the last step in a run's ``metrics.jsonl``, reading only the end of the file; 0 if there is none."""
     try:
         with metrics.open("rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - 8192))
@@ -316,7 +315,7 @@ def last_logged_step(metrics: Path) -> int:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a process's output; birthmark's own error line if there is one."""
+    """Return the last line of a process's output, or birthmark's own error line if there is one."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("birthmark: ")]
     return (ours or lines or ["no output"])[-1].removeprefix("birthmark: ").removeprefix("error: ")

@@ -14,19 +14,19 @@ from .reading import Reader, read_fields
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledStudy:
-    """A study that is checked and has its paths resolved."""
+    """A study that is checked, with its paths resolved."""
 
     file: Path
     name: str
     base: Path
     """Run config of all births."""
     init_seeds: tuple[int, ...]
-    """Their seeds."""
+    """Seeds of the runs."""
     scales: Mapping[str, Self] = dataclasses.field(default_factory=dict)
     """The same at other sizes."""
 
     def at(self, scale: str | None) -> Self:
-        """The study at one of its scales; UsageError if the file has none of that name."""
+        """Return the study at one of its scales; UsageError if the file has none of that name."""
         if scale is None:
             return self
         if scale not in self.scales:
@@ -45,7 +45,7 @@ def read_scaled_study(file: Path, fields: Sequence[str], at_one_scale: AtOneScal
 
     Args:
         file: YAML.
-        fields: that a scale may give anew; the file has these, and ``kind``, ``name``, and ``scales``.
+        fields: fields that a scale may replace; the file has these, and ``kind``, ``name``, and ``scales``.
         at_one_scale: reads and checks them.
     """
     content, reader = read_fields(file), Reader(file)

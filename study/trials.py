@@ -1,4 +1,4 @@
-"""One run of a study: its name, its state on disk, and what is left to do for it."""
+"""Run of a study: its name, its state on disk, and its remaining work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..trainer.saved_config import config_differences
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a study: an arm born from a seed."""
+    """A run of a study: an arm born from a seed."""
 
     arm: str
     config: RunConfig
@@ -25,17 +25,17 @@ class Trial:
 
     @property
     def seed(self) -> int:
-        """What it is born from."""
+        """Seed of its birth."""
         return self.config.init_seed
 
     @property
     def run(self) -> RunDir:
-        """Its folder."""
+        """Folder of the run."""
         return RunDir(Path(self.config.run_dir))
 
     @property
     def label(self) -> str:
-        """Its short name: the end of its path."""
+        """Short name: the end of its path."""
         return "/".join(self.run.path.parts[-2:])
 
     @property
@@ -55,12 +55,12 @@ class Trial:
 
     @property
     def started(self) -> bool:
-        """Whether its birth is on disk."""
+        """True if its birth is on disk."""
         return self.run.birth.is_file()
 
     @property
     def finished(self) -> bool:
-        """Whether it has been trained to its last step."""
+        """True if it has been trained to its last step."""
         return self.started and self.step >= self.config.trainer.max_steps
 
 
@@ -68,15 +68,15 @@ class Planned(NamedTuple):
     """A study before it runs."""
 
     name: str
-    """Of the study, and of the scale if it has one."""
+    """Name of the study, with the scale if it has one."""
     out: Path
-    """Its folder."""
+    """Folder of the study."""
     trials: list[Trial]
-    """Its runs; of a study whose runs build on one another, those that build on none."""
+    """Runs of the study; if runs build on one another, those that build on none."""
 
 
 def make_trial(study: str, arm: str, seed: int, config: RunConfig, folder: Path) -> Trial:
-    """The run of ``config`` from ``seed`` in ``folder/seed-N``, under the name ``STUDY-ARM-SEED``.
+    """Make the run of ``config`` from ``seed`` in ``folder/seed-N``, under the name ``STUDY-ARM-SEED``.
 
     In W&B the seeds of an arm are a group, and study and arm are tags.
     """
@@ -93,7 +93,7 @@ def make_trial(study: str, arm: str, seed: int, config: RunConfig, folder: Path)
 
 
 def each_once(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials in their order, without those that share the run of one before (arms of one config do)."""
+    """Return the trials in their order, without those that share an earlier one's run (arms of one config do)."""
     by_label: dict[str, Trial] = {}
     for trial in trials:
         by_label.setdefault(trial.label, trial)
@@ -101,7 +101,7 @@ def each_once(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def chosen_trial(trials: Sequence[Trial], name: str) -> Trial:
-    """The trial of this name, or at this place among those that have a run of their own, from 0.
+    """Return the trial of this name, or of this index among those with separate runs, from 0.
 
     Raises:
         UsageError: there is none.
@@ -118,13 +118,13 @@ def chosen_trial(trials: Sequence[Trial], name: str) -> Trial:
 
 
 def check_begins_with_births(base: Path, config: RunConfig, kind: str) -> None:
-    """UsageError if the base of a study of this kind starts from another model's weights."""
+    """Raise UsageError if the base of a study of this kind starts from another model's weights."""
     if config.init_from:
         raise UsageError(f"{base}: init_from is {config.init_from!r}: a study of {kind} begins with births")
 
 
 def check_buildable(trials: Sequence[Trial]) -> None:
-    """UsageError if an arm's model cannot be built, found without allocating it."""
+    """Raise UsageError if an arm's model cannot be built, found without allocating it."""
     import torch
 
     from ..models.decoder import Decoder
@@ -138,10 +138,10 @@ def check_buildable(trials: Sequence[Trial]) -> None:
 
 
 def check_stored(trial: Trial) -> None:
-    """UsageError if a trial's folder holds a run of another config, RunError if it holds something else."""
+    """Raise UsageError if a trial's folder holds a run of another config, RunError if it holds something else."""
     if not trial.started:
         left = list(trial.run.path.iterdir()) if trial.run.path.is_dir() else []
-        # What a run writes before its birth.
+        # Files that a run writes before its birth.
         own = (trial.run.config.name, trial.run.tokenizer.name)
         if foreign := sorted(file.name for file in left if file.name not in own and not file.name.startswith(".")):
             raise RunError(f"{trial.run.path}: holds {foreign[0]}, but no {trial.run.birth.name}; move it away")
@@ -149,7 +149,7 @@ def check_stored(trial: Trial) -> None:
     changed = [
         f"{name} {there!r} there, {here!r} here"
         for name, (there, here) in config_differences(trial.config, trial.run).items()
-        # What it is called and where it is logged decide nothing of what it becomes.
+        # Its name and its logs do not change the trained model.
         if name not in ("name", "run_dir") and not name.startswith("log.")
     ]
     if changed:
@@ -160,7 +160,7 @@ def check_stored(trial: Trial) -> None:
 
 
 def next_move(trial: Trial) -> Literal["start", "resume", "skip"]:
-    """What is left to do for a trial whose folder is :func:`check_stored`."""
+    """Return the next action for a trial whose folder passed :func:`check_stored`."""
     if trial.finished:
         return "skip"
     if trial.started:

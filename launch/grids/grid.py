@@ -16,7 +16,7 @@ class Grid:
     name: str
     """The study's."""
     out: Path
-    """Its folder."""
+    """Folder of the study."""
     trials: Sequence[Trial]
     """Its runs, each once: the place of one is its number."""
     words: Sequence[str]

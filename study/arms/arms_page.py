@@ -1,4 +1,4 @@
-"""The page of a study of arms: which have a sink and which learn, in sentences, a scatter, curves and a table."""
+"""The page of a study of arms: sinks and learning of the arms, in sentences, a scatter, curves and a table."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .file import ArmStudy
 from .results import ArmResult, Spread, task_loss
 from .table import notes, titles_and_rows
 
-#: Of the first arm, which stands beside every family.
+#: Colour of the first arm, which every family's panel shows.
 _FIRST_COLOUR = 0
 _TIMES = "Time of a step: mean (range) over seeds of each run's median. Compare only runs that had a machine alone."
 
 
 def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Trial], out: Path) -> str:
-    """The page; it fetches nothing, and links to the runs' own reports below ``out``."""
+    """Render the page; it fetches nothing, and links to the runs' own reports below ``out``."""
     grouped = families(study, results)
     first = next((result for result in results if result.arm == next(iter(study.arms))), None)
     titles, rows = titles_and_rows(study, results)
@@ -52,7 +52,7 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
 
 
 def outcome(study: ArmStudy, results: Sequence[ArmResult]) -> list[str]:
-    """Which arms have a sink, and which of the others learn as well as the first arm; then what that rests on."""
+    """Name the arms with a sink, and those without one that learn as well as the first arm; then the basis of this."""
     known = [r for r in results if r.sink.n and math.isfinite(r.uniform) and r.uniform > 0]
     if not known:
         return ["No arm has a sink mass yet: nothing can be compared."]
@@ -86,7 +86,9 @@ def _rests_on(known: Sequence[ArmResult]) -> str:
 def _by_loss(
     arms: Sequence[ArmResult], results: Sequence[ArmResult], first: str
 ) -> tuple[list[ArmResult], list[ArmResult], list[ArmResult]]:
-    """Arms whose every seed comes near the first arm's mean loss, those that do not, and those without a loss."""
+    """Divide arms into those whose every seed comes near the first arm's mean loss, those whose seeds do not, and those
+    without a loss.
+    """
     name = task_loss(results)
     reference = next((r.figures[name] for r in results if r.arm == first and r.figures[name].n), None)
     near: list[ArmResult] = []
@@ -135,14 +137,14 @@ def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], first: Arm
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], results: Sequence[ArmResult]) -> Table:
-    """The table with the time of a step behind their number."""
+    """Build the table, with the time of a step after the number of steps."""
     place = titles.index("step") + 1
     timed = [[*row[:place], _step_time(r), *row[place:]] for row, r in zip(rows, results, strict=True)]
     return Table([*titles[:place], "ms a step", *titles[place:]], timed)
 
 
 def _step_time(result: ArmResult) -> str:
-    """Milliseconds: the mean over seeds, and their range."""
+    """Write milliseconds: the mean over seeds, and their range."""
     mean, low, high = (format_value(1000 * seconds, ".3g") for seconds in result.step_s[:1] + result.step_s[2:4])
     return f"{mean} ({low}–{high})" if result.step_s.n > 1 else mean
 
@@ -152,17 +154,17 @@ def _ends(spread: Spread) -> tuple[float, float] | None:
 
 
 def _colour(family: int, arm: int = 0) -> int:
-    """Colour of a family; its arms go on from it where they have lines of their own. None is the first arm's."""
+    """Colour of a family; its arms continue from it if they have separate lines. None is the first arm's."""
     return 1 + (family + arm) % (len(RUN_COLOURS) - 1)
 
 
 def _is_hollow(family: int) -> bool:
-    """Whether the points of a family are rings: the colours begin again with them."""
+    """Return True if the points of a family are rings, with which the colours start again."""
     return family // (len(RUN_COLOURS) - 1) % 2 == 1
 
 
 def _legend(grouped: Sequence[Family], first: ArmResult | None) -> Markup:
-    """Families by how their points look."""
+    """Draw the families' symbols."""
     entries = [
         (family.title or "arms", _colour(place), "ring" if _is_hollow(place) else "dot")
         for place, family in enumerate(grouped)
@@ -182,7 +184,7 @@ def _common(first: ArmResult | None) -> str:
 
 
 def _curves(grouped: Sequence[Family], first: ArmResult | None) -> list[CurvePanel]:
-    """A panel per family."""
+    """Draw a panel per family."""
     panels = []
     for number, family in enumerate(grouped or [Family("", [])]):
         colours = {arm.arm: _colour(number, i) for i, arm in enumerate(family.arms)}
@@ -207,7 +209,7 @@ def _curves(grouped: Sequence[Family], first: ArmResult | None) -> list[CurvePan
 
 
 def _links(study: ArmStudy, trials: Sequence[Trial], out: Path) -> list[list[str | Markup]]:
-    """A row per arm: its runs' reports."""
+    """Build a row of links per arm, to its runs' reports."""
     rows: list[list[str | Markup]] = []
     for arm in study.arms:
         cells: list[str | Markup] = [arm]

@@ -1,4 +1,4 @@
-"""The ends of a study's runs beside one another: how alike they are inside, and in what they predict."""
+"""Comparison of the ends of a study's runs: similarity of hidden states and of predictions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_comparison(study: ArmStudy, trials: Sequence[Trial], out: Path, consol
     probe: dict[str, Any] = {"kind": study.compare, "n_sequences": settings.n_sequences, "seq_len": settings.seq_len}
     probe |= {"probe_seed": settings.probe_seed, "checkpoints": {label: trial.step for label, trial in ends.items()}}
     folder = out / "compare"
-    # What is not there, or damaged, is made again.
+    # A missing or damaged comparison is made again.
     with contextlib.suppress(RunError):
         if read_json(folder / "compare.json", dict[str, Any]).get("probe") == probe:
             return

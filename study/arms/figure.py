@@ -1,4 +1,4 @@
-"""The figure of a study: sinks over training; and in a row for each arm sink, loss, and variance before and after."""
+"""Figure of a study: sinks over training; and in a row for each arm sink, loss, and variance before and after."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class Family(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How an arm looks, in all panels."""
+    """Look of an arm in all panels."""
 
     colour: str
     marker: str
 
     @property
     def size(self) -> int:
-        """Of its marker in a row, in points."""
+        """Size of its marker in a row, in points."""
         return 6 if self.marker == "*" else 4
 
 
 def families(study: ArmStudy, results: Sequence[ArmResult]) -> list[Family]:
-    """The study's families, then what they leave out, at most as many arms together as there are colours.
+    """Return the study's families, then the remaining arms, at most as many together as there are colours.
 
-    The first arm, which all panels show, stands for itself.
+    The first arm, which all panels show, is separate.
     """
     by_name = {result.arm: result for result in results}
     named = [Family(title, [by_name[arm] for arm in arms if arm in by_name]) for title, arms in study.families.items()]
@@ -71,7 +71,7 @@ def families(study: ArmStudy, results: Sequence[ArmResult]) -> list[Family]:
 
 
 def _in_parts(family: Family) -> list[Family]:
-    """A family in as few parts as have a colour for each arm."""
+    """Split a family into as few parts as have a colour for each arm."""
     n_arms = len(family.arms)
     n_parts = -(-n_arms // len(RUN_COLOURS))
     # Evenly: 7 arms are 4 and 3, not 6 and 1.
@@ -80,13 +80,15 @@ def _in_parts(family: Family) -> list[Family]:
 
 
 def draw_study(study: ArmStudy, results: Sequence[ArmResult], out: Path) -> list[str]:
-    """Write ``figure.png`` and ``figure.svg`` into ``out``; their names. The same results give the same bytes."""
+    """Write ``figure.png`` and ``figure.svg`` into ``out``; return their names. The same results give the same
+    bytes.
+    """
     return save_both(study_figure(study, results), out, "figure")
 
 
 @in_our_style
 def study_figure(study: ArmStudy, results: Sequence[ArmResult]) -> Figure:
-    """The figure; see the module."""
+    """Draw the figure; see the module."""
     from matplotlib.figure import Figure
 
     grouped = families(study, results)
@@ -137,7 +139,7 @@ def _sinks_over_training(grid: Any, panels: Sequence[Family], first: ArmResult |
     # Raw weights of similarities may be negative or add up to more than 1.
     ends = [end for family in panels for r in family.arms if r.steps for end in (r.sinks.min(), r.sinks.max())]
     lowest, highest = min(ends, default=0), max(ends, default=1)
-    # Where no arm has a sink, all of it would be a line along the axis.
+    # Without a sink in any arm, the whole figure would be a line along the axis.
     top = 1.02 if highest > _A_SINK else 1.3 * highest
     for place, axes in enumerate(grid.flat):
         if place >= len(panels):
@@ -194,7 +196,7 @@ def _legend(axes: Axes, entries: Sequence[tuple[str, Any]], anchor: tuple[float,
 def _means(
     axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look], of: Callable[[ArmResult], Spread]
 ) -> np.ndarray:
-    """A figure of each arm: the mean over its seeds on their range, a dash where there is none; the means."""
+    """Draw a figure of each arm: the mean over its seeds on their range, or a dash; return the means."""
     spreads = [of(result) for result in results]
     for row, (result, seen) in enumerate(zip(results, spreads, strict=True)):
         look = looks[result.arm]
@@ -207,7 +209,7 @@ def _means(
 
 
 def _dash(axes: Axes, row: int) -> None:
-    """In the place of a figure that there is not."""
+    """Draw a dash in place of a missing figure."""
     axes.text(
         0.5, row, "–", transform=axes.get_yaxis_transform(), ha="center", va="center", color=MUTED,
         backgroundcolor=PAPER,
@@ -244,7 +246,7 @@ def _task_loss(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look])
 
 
 def _variance(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
-    """Hollow at birth, full at the end; the geometric mean over blocks on the range that they span."""
+    """Draw variance, hollow at birth, filled at the end: the geometric mean over blocks on their range."""
     for row, result in enumerate(results):
         look, ends = looks[result.arm], []
         for moment, offset in (("birth", 0.13), ("end", -0.13)):

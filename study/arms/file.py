@@ -1,4 +1,4 @@
-"""The file of a study of arms: runs that differ from a base in some fields, from the same seeds (docs/studies.md)."""
+"""File of a study of arms: runs that differ from a base in some fields, from the same seeds (docs/studies.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..reading import Reader, read_fields
 
 @dataclass(frozen=True)
 class Scale:
-    """Another base for the same arms."""
+    """A further base for the same arms."""
 
     base: Path
     """Run config."""
@@ -31,17 +31,17 @@ class ArmStudy:
     base: Path
     """Run config that every arm changes."""
     init_seeds: tuple[int, ...]
-    """Every arm is born from each of them, so that arms are compared birth by birth."""
+    """Seeds from each of which every arm is born, so that arms are compared birth by birth."""
     arms: dict[str, dict[str, Any]]
     """Name → dotted fields that differ from the base; the first arm is what pictures compare the others with."""
     families: dict[str, list[str]]
     """Arms that share a panel of the figure; arms without a family fill panels in their order."""
     scales: dict[str, Scale]
     compare: Literal["random", "text"] | None = None
-    """What the ends of all runs are compared on, pair by pair; None: they are not."""
+    """Probe for the pairwise comparison of the ends of all runs; None: no comparison."""
 
     def at(self, scale: str | None) -> ArmStudy:
-        """The study on the base of ``scale``; UsageError if the file has none of that name."""
+        """Return the study on the base of ``scale``; UsageError if the file has none of that name."""
         if scale is None:
             return self
         if scale not in self.scales:
@@ -52,7 +52,7 @@ class ArmStudy:
         )
 
     def only(self, arms: Sequence[str]) -> ArmStudy:
-        """The study with these arms alone, in the file's order."""
+        """Return the study with only these arms, in the file's order."""
         for arm in arms:
             if arm not in self.arms:
                 close = difflib.get_close_matches(arm, self.arms, n=1)

@@ -1,4 +1,4 @@
-"""What came out of a study of arms: figures per arm over its seeds."""
+"""Results of a study of arms: figures per arm over its seeds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ at position 0 is 0.)"""
 
 
 class Spread(NamedTuple):
-    """One figure over the seeds of an arm; NaN where there is none (or, for ``sd``, only one)."""
+    """A figure over the seeds of an arm; NaN if there is none (or, for ``sd``, only one)."""
 
     mean: float
     sd: float
@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The figures of some seeds; those that are not numbers are left out."""
+    """Summarise the figures of some seeds, without those that are not numbers."""
     seen = np.array([value for value in values if math.isfinite(value)], dtype=float)
     if not len(seen):
         return Spread(math.nan, math.nan, math.nan, math.nan, 0)
@@ -84,7 +84,9 @@ class ArmResult:
         return spread(self.sinks[:, -1].tolist() if self.steps else [])
 
     def layers(self, moment: str) -> list[Spread]:
-        """Variance discrepancy by layer at ``birth`` or at the ``end``: of what enters the output projection."""
+        """Return the variance discrepancy by layer at ``birth`` or at the ``end``, for the input of the output
+        projection.
+        """
         for array in reversed(ARRAYS):
             prefix = f"{array}_{moment}."
             found = [value for name, value in self.figures.items() if name.startswith(prefix)]
@@ -94,7 +96,7 @@ class ArmResult:
 
 
 def task_loss(results: Sequence[ArmResult]) -> str:
-    """The figure that says whether an arm learned: the loss on triggers, where there are any."""
+    """Return the name of the figure that shows if an arm learned: the loss on triggers, if there are any."""
     return "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
 
 
@@ -108,9 +110,9 @@ class _Read(NamedTuple):
 
 
 def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
-    """Results of every arm that has a run, in the study's order.
+    """Read the results of every arm that has a run, in the study's order.
 
-    They are taken from the finished runs; where none is, from the last step that all runs of the arm have come to.
+    They come from the finished runs; if none is, from the last step that all runs of the arm have reached.
 
     Raises:
         RunError: a file of a run is damaged; the message names it.
@@ -156,16 +158,16 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
 
 
 def _step_seconds(metrics: Mapping[int, Mapping[str, float]]) -> float:
-    """Median over the lines of a run's log, each of which has that of its own steps."""
+    """Return the median over the lines of a run's log, each of which has that of its own steps."""
     times = [finite_or_nan(row.get("train/step_p50_s")) for row in metrics.values()]
     known = [time for time in times if not math.isnan(time)]
     return float(np.median(known)) if known else math.nan
 
 
 def _sink_keys(ends: Sequence[Snapshot]) -> dict[str, Spread]:
-    """The key of largest importance, mean over layers and heads, and that importance: a sink may be elsewhere.
+    """Return the key of largest importance, mean over layers and heads, and that importance: a sink may be elsewhere.
 
-    Of the first half of the keys: few queries read the last ones.
+    Only the first half of the keys counts: few queries read the last ones.
     """
     found = []
     for end in ends:

@@ -1,4 +1,4 @@
-"""Running a study of arms: its runs, then their results side by side."""
+"""Execution of a study of arms: its runs, then their results side by side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _read(request: StudyRequest) -> ArmStudy:
 
 
 def plan_arms(request: StudyRequest) -> Planned:
-    """The runs of the study, seed by seed."""
+    """Plan the runs of the study, seed by seed."""
     study = _read(request)
     out = request.folder(study.name)
     return Planned(study.name, out, arm_trials(study, out, request.overrides_in(out)))

@@ -1,4 +1,4 @@
-"""The tables of a study of arms: for people, for papers and for programs."""
+"""Tables of a study of arms: for people, for papers and for programs."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ _NARROW = ("sink_mass", "sink_mass_normalised", "trigger_loss", "val_loss", "end
 
 
 def _shown(results: Sequence[ArmResult]) -> list[str]:
-    """Columns of the table; those of documents, of triggers, of outliers, of rows that do not sum to 1, and of sinks at
-    other keys than the first, only where an arm has them."""
+    """Choose the columns of the table; columns for documents, triggers, outliers, rows that do not sum to 1, and sinks
+    at keys other than the first appear only if an arm has them.
+    """
     shown = [key for key in _COLUMNS if key not in _OPTIONAL or any(r.figures[key].n for r in results)]
     if not any(_sink_is_elsewhere(r) for r in results):
         shown = [key for key in shown if key not in ("sink_key", "sink_key_importance")]
@@ -52,7 +53,7 @@ def _shown(results: Sequence[ArmResult]) -> list[str]:
 
 
 def _sink_is_elsewhere(result: ArmResult) -> bool:
-    """Whether a key other than the first is above the sink rate's threshold in a seed."""
+    """Return True if a key other than the first is above the sink rate's threshold in a seed."""
     none = spread([])
     key, importance = (result.figures.get(name, none) for name in ("sink_key", "sink_key_importance"))
     return key.n > 0 and key.max > 0 and importance.max > SnapshotConfig.sink_epsilon
@@ -68,7 +69,7 @@ def _cell(result: ArmResult, column: str, detail: _Detail) -> str:
 
 
 def _format_spread(value: Spread, spec: str, detail: _Detail) -> str:
-    """Mean ± sd (min–max), or as much of it as ``detail`` says; the mean alone of one seed."""
+    """Write mean ± sd (min–max), or the part of it that ``detail`` asks for; only the mean for one seed."""
     mean, sd, low, high = (format_value(part, spec) for part in value[:4])
     if value.n < 2 or detail == "mean":
         return mean
@@ -76,7 +77,7 @@ def _format_spread(value: Spread, spec: str, detail: _Detail) -> str:
 
 
 def titles_and_rows(study: ArmStudy, results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """The table: its headings, and a row per arm."""
+    """Build the table: its headings, and a row per arm."""
     columns = _shown(results)
     rows = [
         [
@@ -91,7 +92,7 @@ def titles_and_rows(study: ArmStudy, results: Sequence[ArmResult]) -> tuple[list
 
 
 def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
-    """What the table's figures are."""
+    """Explain the table's figures."""
     levels = {format_value(result.uniform, ".3f") for result in results}
     uniform = ", ".join(sorted(levels - {MISSING} or levels))
     outliers = any(result.figures[name].n for result in results for name in _OUTLIERS)
@@ -105,12 +106,14 @@ def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
 
 
 def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:
-    """The table in Markdown."""
+    """Write the table in Markdown."""
     return f"{markdown_table(*titles_and_rows(study, results), n_text=1)}\n\n{notes(study, results)}\n"
 
 
 def write_csv(results: Sequence[ArmResult], path: Path) -> None:
-    """The table for programs: a row per arm, ``FIGURE_mean``, ``_sd``, ``_min``, ``_max`` and ``_n`` per figure."""
+    """Write the table for programs: a row per arm, ``FIGURE_mean``, ``_sd``, ``_min``, ``_max`` and ``_n`` per
+    figure.
+    """
     names = list(dict.fromkeys(name for result in results for name in result.figures))
     titles = ["arm", "runs", "step", *(f"{name}_{part}" for name in names for part in Spread._fields)]
     rows: list[Sequence[object]] = [titles]
@@ -124,7 +127,7 @@ def write_csv(results: Sequence[ArmResult], path: Path) -> None:
 def _in_short(
     study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], detail: _Detail
 ) -> tuple[list[Heading], list[list[str]]]:
-    """Headings and cells of some columns."""
+    """Build headings and cells of some columns."""
     headings = [Heading("arm", "name"), Heading("runs"), Heading("step")]
     for column in columns:
         first, _, second = _COLUMNS[column].rpartition(" ")

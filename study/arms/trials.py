@@ -1,4 +1,4 @@
-"""The runs of a study of arms."""
+"""Runs of a study of arms."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .file import ArmStudy
 
 
 def arm_trials(study: ArmStudy, out: Path, overrides: Mapping[str, Any] | None = None) -> list[Trial]:
-    """Every run of ``study`` in the folder ``out``, seed by seed.
+    """List every run of ``study`` in the folder ``out``, seed by seed.
 
-    Arms that come to the same config (one repeats what the base says) share their runs.
+    Arms with the same config (one repeats the base) share their runs.
 
     Args:
-        study: what to run.
+        study: the study.
         out: the study's folder.
         overrides: dotted fields that replace the base's, in every arm; an arm's own fields win over them.
 

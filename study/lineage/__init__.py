@@ -1,1 +1,1 @@
-"""Studies of lineage: which models share a birth."""
+"""Studies of lineage: tests for a common birth of models."""

@@ -1,4 +1,4 @@
-"""The answer to "do these models share a birth?" in one sentence, never stronger than the tests behind it."""
+"""Answers to "do these models share a birth?" in one sentence, never stronger than the tests behind it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...findings.wording import in_prose, p_in_prose
 from ...metrics.seedprint import Fingerprint
 from .compare import ModelPair
 
-#: What a reader needs beside the answer.
+#: Caveats that a reader needs beside the answer.
 CANNOT_TELL = (
     "The test cannot tell which model came first, nor why two share a birth. Drift from a known start can: "
     "birthmark fingerprint START CHECKPOINT …, START being a birth (CONFIG@SEED) or the pretrained model that training "
@@ -22,15 +22,15 @@ _OF_WEIGHTS = "k: units of blocks compared; N: tokens whose vectors aligned the 
 
 
 def terms(null: str) -> str:
-    """What the columns of a table of tests mean."""
+    """Explain the columns of a table of tests."""
     return _TERMS.format(what=_OF_WEIGHTS if null == "matched" else _OF_HIDDEN_STATES)
 
 
 def answer_of_models(names: Sequence[str], pairs: Sequence[ModelPair], strangers: Sequence[Fingerprint]) -> str:
-    """Which of some models share a birth.
+    """Say which of some models share a birth.
 
     Args:
-        names: of the models.
+        names: names of the models.
         pairs: tests of all pairs.
         strangers: tests of these models against births of other seeds, as the control; may be empty.
     """
@@ -46,7 +46,7 @@ def _control(most: float) -> str:
 
 
 def _is_clear(test: Fingerprint, most: float) -> bool:
-    """Whether kin stand out from strangers; where there are none, the null alone decides."""
+    """Return True if z exceeds the largest control by the margin, or if there are no controls."""
     return isnan(most) or test.z >= most + threshold("lineage_margin")
 
 
@@ -91,7 +91,7 @@ def _named(names: Sequence[str], families: Sequence[Sequence[int]]) -> list[list
 
 
 def _groups(n: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Per model, those that it is connected with, itself included; one list per group."""
+    """Return, for each model, those that it is connected with, itself included; one list per group."""
     groups = [[i] for i in range(n)]
     for a, b in edges:
         if groups[a] is not groups[b]:
@@ -102,7 +102,7 @@ def _groups(n: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def answer_of_seeds(name: str, ranked: Sequence[tuple[int, Fingerprint]]) -> str:
-    """Which seed a model was born from, of candidates that stand in order, best first."""
+    """Name the seed that a model was born from, among candidates sorted best first."""
     (seed, best), n = ranked[0], len(ranked)
     rest = [test.z for _, test in ranked[1:] if not isnan(test.z)]
     most = max(rest, default=float("nan"))

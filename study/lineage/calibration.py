@@ -1,4 +1,4 @@
-"""Calibration of nulls: how often each is wrong about strangers and right about kin."""
+"""Calibration of nulls: rates of errors on strangers and of successes on kin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...trainer.devices import device
 from ...trainer.module import next_token_loss
 from .evidence import Evidence, compare_evidence, evidence_of
 
-#: Every null there is.
+#: Names of all nulls.
 NULLS: tuple[Null, ...] = get_args(Null)
 #: Optimizer steps on random tokens that turn a birth into its kin, where no runs are given.
 KIN_STEPS = 30
@@ -29,7 +29,7 @@ KIN_STEPS = 30
 
 @dataclass(frozen=True)
 class KinRate:
-    """How many of some pairs a null calls kin."""
+    """Number of some pairs that a null calls kin."""
 
     n: int
     """Pairs."""
@@ -47,12 +47,12 @@ class KinRate:
 
     @property
     def rate(self) -> float:
-        """Fraction of the tested pairs called kin; NaN where there are none."""
+        """Fraction of the tested pairs called kin; NaN without any."""
         return self.n_kin / self.n_defined if self.n_defined else float("nan")
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Its 95 % interval; NaN where none was tested."""
+        """95 % interval of the rate; NaN if no pair was tested."""
         return share_interval(self.n_kin, self.n_defined)
 
     @property
@@ -66,14 +66,14 @@ class KinRate:
         return self.interval[1]
 
     def as_json(self) -> dict[str, Any]:
-        """For JSON: what is not defined is null."""
+        """Return it as JSON; undefined values are null."""
         values = asdict(self) | {"rate": self.rate, "low": self.low, "high": self.high}
         return {name: None if value != value else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
 class NullRates:
-    """How often one null calls strangers and kin kin."""
+    """Rates at which one null calls strangers kin, and kin kin."""
 
     null: str
     strangers: KinRate
@@ -89,7 +89,9 @@ def _kin_rate(found: Sequence[Fingerprint]) -> KinRate:
 def kin_by_training(
     config: ModelConfig, seed: int, probe: FingerprintProbe, evidence: Callable[[Decoder], Evidence]
 ) -> tuple[Evidence, Evidence]:
-    """A birth before and after a few optimizer steps on random tokens: AdamW, lr 1e-3, 16 sequences a step."""
+    """Take evidence of a birth before and after a few optimizer steps on random tokens: AdamW, lr 1e-3, 16 sequences a
+    step.
+    """
     model = born(config, seed, device())
     before = evidence(model)
     rng = np.random.default_rng(seed)
@@ -114,26 +116,26 @@ def calibrate(
     nulls: Sequence[Null] = NULLS,
     advance: Callable[[int], object] = lambda n_pairs: None,
 ) -> tuple[FingerprintProbe, list[NullRates]]:
-    """Rates of every null over pairs of births from other seeds, and over kin.
+    """Compute the rates of every null over pairs of births from other seeds, and over kin.
 
     No birth is in two pairs, so that the intervals hold.
 
     Args:
         config: model of the births.
         n_pairs: pairs of strangers.
-        kin: pairs of models that are kin; without any, births are trained a little.
-        n_kin: how many births are trained so.
+        kin: pairs of models that are kin; without any, births are trained briefly.
+        n_kin: number of births trained so.
         probe: inputs of all models.
-        recipe: of the tests, but for the null.
+        recipe: recipe of the tests, except for the null.
         nulls: the nulls to calibrate.
-        advance: is called after every pair.
+        advance: called after every pair.
 
     Returns:
-        The probe that all were shown, like a birth; the rates, by null.
+        The common probe, adapted to a birth; the rates, by null.
     """
 
     def tests(pairs: Iterator[tuple[Evidence, Evidence]]) -> list[list[Fingerprint]]:
-        """Every pair under every null, by null."""
+        """Test every pair under every null; return the tests by null."""
         rows = []
         for a, b in pairs:
             rows.append(

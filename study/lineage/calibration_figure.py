@@ -1,4 +1,4 @@
-"""The picture of a calibration."""
+"""Picture of a calibration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @in_our_style
 def draw_rates(found: Sequence[NullRates], level: float, title: str) -> Figure:
-    """Share of strangers and of kin that each null calls kin, with 95 % intervals; the dashed line is the level."""
+    """Draw the shares of strangers and of kin that each null calls kin, with 95 % intervals; the dashed line is the
+    level.
+    """
     figure, (left, right) = new_figure(460, 60 + 26 * len(found), 1, 2, sharey=True)
     places = np.arange(len(found))
     for axes, what, colour, heading in (

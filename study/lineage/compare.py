@@ -1,4 +1,4 @@
-"""Which of some models share a birth, and which seed one was born from."""
+"""Comparison of models: tests for a common birth, and for the seed of a birth."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class ComparedModels:
     """Tests of some models."""
 
     probe: FingerprintProbe
-    """What all were shown, like the first of them (`FingerprintProbe.like`)."""
+    """Common probe, adapted to the first model (`FingerprintProbe.like`)."""
     pairs: list[ModelPair]
-    """Of every pair."""
+    """Tests of every pair."""
     strangers: list[Fingerprint]
-    """Of every model against births of other seeds, as the control."""
+    """Tests of every model against births of other seeds, as the control."""
 
 
 #: Parameters from which on the full probe takes minutes on a CPU.
@@ -65,7 +65,7 @@ _INPUTS_OF_LARGE = 500
 
 
 def default_inputs(configs: Iterable[ModelConfig | ForeignConfig]) -> int:
-    """Sequences of a probe where nobody says how many: fewer if one of the models is large."""
+    """Return the default number of sequences in a probe: fewer if one of the models is large."""
     sizes = [12 * config.n_layers * config.d_model**2 + config.vocab_size * config.d_model for config in configs]
     return _INPUTS_OF_LARGE if max(sizes) > _LARGE else FingerprintProbe.n_inputs
 
@@ -73,7 +73,7 @@ def default_inputs(configs: Iterable[ModelConfig | ForeignConfig]) -> int:
 def choose_probe(
     probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig | ForeignConfig]
 ) -> FingerprintProbe:
-    """The probe at ``seq_len``, by default 64 or as many tokens as all models can read.
+    """Return the probe at ``seq_len``, by default 64 or as many tokens as all models can read.
 
     Raises:
         UsageError: too few or too many inputs; a length that a model cannot read.
@@ -88,10 +88,10 @@ def choose_probe(
 
 
 def tests_that_fit(file: Path, tests: Mapping[str, Comparison], config: ModelConfig) -> dict[str, Comparison]:
-    """The tests of a study file, with probes of a length that its models can read.
+    """Return the tests of a study file, with probes of a length that its models can read.
 
     Raises:
-        UsageError: there is none; the message names the test.
+        UsageError: there is no such length; the message names the test.
     """
     found = {}
     for name, test in tests.items():
@@ -103,7 +103,7 @@ def tests_that_fit(file: Path, tests: Mapping[str, Comparison], config: ModelCon
 
 
 def check_comparable(sources: Sequence[AnySource], probe: FingerprintProbe) -> None:
-    """UsageError if two of the models cannot read the same inputs or have no dimensions to pair."""
+    """Raise UsageError if two of the models cannot read the same inputs or have no dimensions to pair."""
     first = sources[0]
     for other in sources[1:]:
         ours, theirs = first.config, other.config
@@ -131,7 +131,7 @@ def check_comparable(sources: Sequence[AnySource], probe: FingerprintProbe) -> N
 
 def _loaded(source: AnySource) -> Decoder | ForeignModel:
     model = source.load()
-    # What comes by block is no more than that anywhere.
+    # Models by block keep only their current block on a device.
     return model if isinstance(model, DecoderByBlock) else model.to(device())
 
 

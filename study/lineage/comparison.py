@@ -1,4 +1,4 @@
-"""How models are compared: the probe that they see and the recipe of the test, checked."""
+"""Settings of comparisons of models: the probe that they see and the recipe of the test, checked."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NULLABLE = ("seq_len", "draws")
 
 @dataclass(frozen=True)
 class Comparison:
-    """How every pair of models is tested."""
+    """Settings of the test of every pair of models."""
 
     probe: FingerprintProbe
-    """What both are shown."""
+    """Inputs of both models."""
     seq_len: int | None
     """Tokens in a sequence of the probe, where a user gives them. The probe's own length is chosen with the models."""
     recipe: LineageTestConfig
-    """How hidden states become a verdict."""
+    """Recipe from hidden states to a verdict."""
 
 
 def _comparison(fields: Mapping[str, Any], mark: str = "") -> Comparison:
@@ -44,13 +44,13 @@ def _comparison(fields: Mapping[str, Any], mark: str = "") -> Comparison:
 
 
 def check_probe(recipe: LineageTestConfig, kind: str, mark: str = "") -> None:
-    """UsageError if inputs of a kind are asked for that the recipe's null does not read."""
+    """Raise UsageError for inputs of a kind that the recipe's null does not read."""
     if recipe.null == "matched" and kind != "token":
         raise UsageError(f"{mark}probe {kind}: the null matched reads weights, no inputs; leave it out")
 
 
 def read_comparison(fields: Mapping[str, Any]) -> Comparison:
-    """A comparison from fields of a YAML file; what they leave out has its default.
+    """Read a comparison from fields of a YAML file; missing fields have their defaults.
 
     Raises:
         UsageError: a value of another type, or an impossible recipe; the message names the field.
@@ -63,7 +63,7 @@ def read_comparison(fields: Mapping[str, Any]) -> Comparison:
 
 
 def comparison_of(options: Namespace) -> Comparison:
-    """The comparison of a command's options; without ``--null``, under the default null.
+    """Build the comparison from a command's options; without ``--null``, under the default null.
 
     Raises:
         UsageError: an impossible recipe; the message names the option.
@@ -73,7 +73,7 @@ def comparison_of(options: Namespace) -> Comparison:
 
 @cache
 def _parser() -> Parser:
-    """Checks values of the two dataclasses."""
+    """Build a parser that checks values of the two dataclasses."""
     parser = Parser()
     parser.add_class_arguments(ProbeOptions, None, as_group=False)
     parser.add_class_arguments(LineageTestConfig, None, as_group=False)
@@ -81,6 +81,6 @@ def _parser() -> Parser:
 
 
 def describe_probe(probe: FingerprintProbe) -> str:
-    """A probe in words."""
+    """Describe a probe in words."""
     inputs = "random tokens" if probe.kind == "token" else "Gaussian vectors in place of embeddings"
     return f"{probe.n_inputs} sequences of {probe.seq_len} {inputs}"

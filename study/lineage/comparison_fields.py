@@ -1,4 +1,4 @@
-"""How a study file writes its tests: options that all of them share, and a group of tests by name."""
+"""Fields of a study file for its tests: options that all of them share, and a group of tests by name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .comparison import PROBE_FIELDS, RECIPE_FIELDS, Comparison, read_comparison
 def read_tests(
     reader: Reader, content: Mapping[str, Any], prefixes: Mapping[str, str], default: Mapping[str, Any]
 ) -> dict[str, Comparison]:
-    """The tests of a study, by name, from its fields ``test`` and ``tests``.
+    """Read the tests of a study, by name, from its fields ``test`` and ``tests``.
 
     Args:
-        reader: of the file.
+        reader: reader of the file.
         content: the study's fields.
-        prefixes: say where fields stand that are not at the top of the file.
-        default: what ``tests`` is where it is left out.
+        prefixes: places of fields that are not at the top of the file.
+        default: default of ``tests``.
 
     Raises:
         UsageError: names the file, the field and the value.
@@ -32,7 +32,7 @@ def read_tests(
 
 
 def _options(reader: Reader, value: Any, at: str) -> dict[str, Any]:
-    """Fields of a probe and of a recipe."""
+    """Read the fields of a probe and of a recipe."""
     # YAML reads an unquoted `null` as none, also where it is a field's name.
     options = {"null" if name is None else name: option for name, option in reader.group(value, at).items()}
     reader.known(options, (*PROBE_FIELDS, *RECIPE_FIELDS), f"{at}.")

@@ -1,4 +1,4 @@
-"""How models are compared, as options of a command.
+"""Options of a command for comparisons of models.
 
 Light on purpose: the command line reads it before torch is loaded.
 """
@@ -14,10 +14,10 @@ from ...trainer.config_parser import Parser
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """What the models are shown."""
+    """Options of the models' inputs."""
 
     probe: Literal["token", "embedding"] = "token"
-    """What the models are shown: random tokens, or Gaussian vectors in place of embeddings."""
+    """Inputs of the models: random tokens, or Gaussian vectors in place of embeddings."""
 
     n_inputs: int = 2000
     """Sequences that they are shown."""

@@ -1,4 +1,4 @@
-"""What is kept of a model for tests of its lineage, once the model itself is let go of."""
+"""Evidence about a model for tests of its lineage, kept after the model is freed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_WEIGHTS = "matched"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the nulls in question read of a model."""
+    """Evidence about a model for the nulls in question."""
 
     hidden: HiddenStates | None
     """Over the probe; None where no null reads them."""
@@ -35,7 +35,9 @@ def evidence_of(
     nulls: Iterable[Null],
     hidden: Callable[[Decoder | ForeignModel], np.ndarray],
 ) -> Evidence:
-    """What these nulls read of a model; ``hidden``, called if one reads them, gives hidden states ``[N, D]``."""
+    """Collect the evidence about a model for these nulls; ``hidden``, called if one needs it, returns hidden states
+    ``[N, D]``.
+    """
     asked = set(nulls)
     return Evidence(
         HiddenStates(hidden(model)) if asked - {_OF_WEIGHTS} else None,
@@ -46,7 +48,7 @@ def evidence_of(
 def compare_evidence(
     a: Evidence, b: Evidence, recipe: LineageTestConfig, probe: FingerprintProbe, vocab_size: int | None = None
 ) -> Fingerprint:
-    """Test two models by what was kept of them, which must be what the recipe's null reads."""
+    """Test two models by their evidence, which must include that of the recipe's null."""
     if recipe.null == _OF_WEIGHTS:
         assert a.weights is not None
         assert b.weights is not None

@@ -1,4 +1,4 @@
-"""Pictures of a study of lineage: births and what became of them over training, and all of its models side by side."""
+"""Pictures of a study of lineage: births and their descendants over training, and all of its models side by side."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 def draw_lineage(study: LineageStudy, results: Sequence[PairResult], out: Path) -> list[str]:
-    """Write ``figure`` and, if there is a pair, ``matrix`` of the first test, each as PNG and SVG; the files' names."""
+    """Write ``figure`` and, if there is a pair, ``matrix`` of the first test, each as PNG and SVG; return the files'
+    names.
+    """
     drawn = {"figure": over_training(study, results)}
     if results:
         drawn["matrix"] = _all_models(study, results)
@@ -48,7 +50,7 @@ def draw_lineage(study: LineageStudy, results: Sequence[PairResult], out: Path) 
 
 
 def _all_models(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
-    """Births, last checkpoints and ends of continued runs under the first test."""
+    """Draw births, last checkpoints and ends of continued runs under the first test."""
     test = next(iter(study.tests))
     there = dict.fromkeys(model for result in results for model in (result.a, result.b))
     last = last_step(there)
@@ -64,16 +66,16 @@ def _all_models(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
 
 
 def _age(model: StudyModel, last: int) -> int:
-    """Optimizer steps since its birth; a base ends at ``last``."""
+    """Return the optimizer steps since a model's birth; a base ends at ``last``."""
     return model.step + (last if model.continuation else 0)
 
 
 @in_our_style
 def over_training(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
-    """z of all pairs by the age of the younger model, a panel per test.
+    """Draw z of all pairs by the age of the younger model, a panel per test.
 
-    Blue: of one birth; orange: of two. Circles: a birth and another model; triangles: two that have been trained. Full:
-    kin, says the test.
+    Blue: one birth; orange: two. Circles: a birth and another model; triangles: two trained models. Filled: kin by the
+    test.
     """
     n = len(study.tests)
     columns = min(n, _COLUMNS)

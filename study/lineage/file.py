@@ -1,4 +1,4 @@
-"""The file of a study of lineage: births, runs, continued runs and how they are compared (docs/studies.md)."""
+"""File of a study of lineage: births, runs, continued runs and their comparison (docs/studies.md)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_lineage_study(file: Path) -> LineageStudy:
 
 
 def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixes: Mapping[str, str]) -> LineageStudy:
-    """The study at one scale; ``prefixes`` say where fields stand that are not at the top of the file."""
+    """Return the study at one scale; ``prefixes`` give the places of fields that are not at the top of the file."""
 
     if "base" not in content:
         raise UsageError(f"{reader.file}: base is missing")

@@ -1,4 +1,4 @@
-"""Lineage tests as a page: the answer, the matrix of models, and every test."""
+"""Page of lineage tests: the answer, the matrix of models, and every test."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def write_kinship_page(out: Path, names: Sequence[str], compared: ComparedModels
 
     Args:
         out: the HTML file.
-        names: of the models.
-        compared: what was found.
-        answer: in a sentence.
-        test: what it rests on, in a line.
+        names: names of the models.
+        compared: the tests.
+        answer: the answer in a sentence.
+        test: the basis of the answer in a line.
 
     Raises:
-        UsageError: something else stands where the CSV file goes.
+        UsageError: something else is in the place of the CSV file.
     """
     rows = [([names[pair.a], names[pair.b]], pair.fingerprint) for pair in compared.pairs]
     n = len(compared.strangers) // len(names)
@@ -59,7 +59,9 @@ def write_kinship_page(out: Path, names: Sequence[str], compared: ComparedModels
 
 
 def write_seeds_page(out: Path, name: str, ranked: Sequence[tuple[int, Fingerprint]], answer: str, test: str) -> None:
-    """Write the page of candidate seeds, and the CSV of their tests beside it; arguments as above."""
+    """Write the page of candidate seeds, and the CSV of their tests beside it; arguments as in
+    :func:`write_kinship_page`.
+    """
     zs = np.array([found.z for _, found in ranked])
     curve = Series(zs, {"place": range(1, len(zs) + 1)}, run=0, name="candidates")
     panel = CurvePanel(
@@ -82,10 +84,10 @@ def write_seeds_page(out: Path, name: str, ranked: Sequence[tuple[int, Fingerpri
 def kinship_matrix(
     names: Sequence[str], tests: Sequence[tuple[int, int, Fingerprint]], csv: str = "pairs.csv"
 ) -> MatrixPanel:
-    """z of every pair of models, kin side by side; colour begins where strangers end.
+    """Draw z of every pair of models, kin side by side; colours begin above the strangers' range.
 
     Args:
-        names: of the models.
+        names: names of the models.
         tests: indices of two models, and their test.
         csv: the file that holds the numbers.
     """

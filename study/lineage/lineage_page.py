@@ -1,4 +1,4 @@
-"""The page of a study of lineage: how often each test is right, z over training, and all models side by side."""
+"""Page of a study of lineage: success of each test, z over training, and all models side by side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .table import pair_rows, summary
 
 
 def lineage_page(study: LineageStudy, results: Sequence[PairResult]) -> str:
-    """The page; it fetches nothing."""
+    """Render the page; it fetches nothing."""
     first = next(iter(study.tests))
     seeds = sorted({model.seed for result in results for model in (result.a, result.b)})
     blocks: list[Block] = [
@@ -45,13 +45,13 @@ def lineage_page(study: LineageStudy, results: Sequence[PairResult]) -> str:
 
 
 def _cell(text: str) -> str | Markup:
-    """A cell of the Markdown table as HTML has it: bold where the test was wrong."""
+    """Convert a cell of the Markdown table to HTML, bold if the test was wrong."""
     wrong = text.startswith("**")
     return Markup("<strong>{}</strong>").format(text.strip("*")) if wrong else text
 
 
 def outcome(results: Sequence[PairResult], test: str) -> str:
-    """How often a test was right, in a sentence."""
+    """Say in a sentence how often a test was right."""
     parts = []
     for expected, words in (("kin", "of one birth"), ("stranger", "of two births")):
         found = [r.fingerprints[test] for r in results if r.expected == expected]
@@ -63,7 +63,7 @@ def outcome(results: Sequence[PairResult], test: str) -> str:
 
 
 def _over_training(results: Sequence[PairResult], test: str, seeds: Sequence[int]) -> CurvePanel:
-    """z of the models of every seed against births, over the steps of their bases."""
+    """Draw z of the models of every seed against births, over the steps of their bases."""
     series = []
     for place, seed in enumerate(seeds):
         looks: tuple[tuple[Look, bool], ...] = (("solid", True), ("dashed", False))
@@ -82,7 +82,7 @@ def _over_training(results: Sequence[PairResult], test: str, seeds: Sequence[int
 
 
 def _all_models(results: Sequence[PairResult], test: str) -> MatrixPanel:
-    """Births, last checkpoints and ends of continued runs."""
+    """Draw births, last checkpoints and ends of continued runs."""
     there = dict.fromkeys(model for result in results for model in (result.a, result.b))
     last = last_step(there)
     models: list[StudyModel] = [m for m in there if m.step in (0, last) or m.continuation]

@@ -27,7 +27,7 @@ _COLOURS = {"kin": "green", "stranger": "", "undefined": "yellow"}
 
 
 def fingerprint_json(fingerprint: Fingerprint) -> dict[str, Any]:
-    """A test as JSON; numbers of an undefined test are null."""
+    """Return a test as JSON; numbers of an undefined test are null."""
     values = asdict(fingerprint) | {"p": fingerprint.p, "warnings": list(fingerprint.warnings)}
     return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in values.items()}
 
@@ -37,20 +37,20 @@ FINGERPRINT_COLUMNS = ("statistic", "z", "log10_p", "k", "n_inputs", "verdict", 
 
 
 def fingerprint_cells(found: Fingerprint) -> list[object]:
-    """A test under `FINGERPRINT_COLUMNS`, for programs; numbers of an undefined test are empty."""
+    """Return a test's cells under `FINGERPRINT_COLUMNS`, for programs; numbers of an undefined test are empty."""
     numbers = ("" if np.isnan(x) else repr(x) for x in (found.statistic, found.z, found.log10_p))
     return [*numbers, found.k, found.n_inputs, found.verdict, found.reason]
 
 
 def describe_test(probe: FingerprintProbe, recipe: LineageTestConfig) -> str:
-    """One line about the null and the probe of a test."""
+    """Describe the null and the probe of a test in one line."""
     if recipe.null == "matched":
         return "null matched, weights: channels aligned by the vectors of tokens, then units of the blocks in pairs"
     return f"null {recipe.null}, {describe_probe(probe)}"
 
 
 def short_names(sources: Sequence[AnySource]) -> list[str]:
-    """Their names without the folders that they have in common."""
+    """Return the models' names without their common folders."""
     return without_shared_folder([source.name for source in sources])
 
 
@@ -74,7 +74,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def _print_notes(console: Console, found: Iterable[Fingerprint]) -> None:
-    """Reasons and warnings, each once."""
+    """Print reasons and warnings, each once."""
     for note in dict.fromkeys(f"undefined: {f.reason}" for f in found if f.reason):
         console.print(note, style="yellow", highlight=False, soft_wrap=True, markup=False)
     for note in dict.fromkeys(f"warning: {w}" for f in found for w in f.warnings):
@@ -84,7 +84,7 @@ def _print_notes(console: Console, found: Iterable[Fingerprint]) -> None:
 def print_pairs(
     sources: Sequence[AnySource], compared: ComparedModels, answer: str, title: str, console: Console
 ) -> None:
-    """Print the answer, a row per pair, reasons and warnings, and how to read them."""
+    """Print the answer, a row per pair, reasons and warnings, and an explanation."""
     _say(console, f"{answer}\n")
     _say(console, title)
     names = short_names(sources)

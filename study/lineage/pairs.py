@@ -1,4 +1,4 @@
-"""The models that a study of lineage compares, and which pairs of them answer which question."""
+"""Models that a study of lineage compares, and the pairs of them for each question."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from .trials import LineageTrials
 
 @dataclass(frozen=True)
 class StudyModel:
-    """One model of a study: a birth, a checkpoint of a base, or the end of a continued run."""
+    """A model of a study: a birth, a checkpoint of a base, or the end of a continued run."""
 
     seed: int
-    """Of its birth."""
+    """Seed of its birth."""
     step: int
-    """Of its run; 0 is a birth."""
+    """Step of its run; 0 is a birth."""
     continuation: str
     """Name of the continuation that its run is; empty: its run is a base."""
     run: RunDir
 
     @property
     def name(self) -> str:
-        """Its name for `open_source`."""
+        """Name for `open_source`."""
         return f"{self.run.path}@{self.step}"
 
     @property
     def label(self) -> str:
-        """Its name in tables and pictures."""
+        """Name in tables and pictures."""
         if self.step == 0:
             return f"birth {self.seed}"
         return f"{self.seed}{f' {self.continuation}' if self.continuation else ''}@{self.step}"
 
 
 def study_models(trials: LineageTrials) -> list[StudyModel]:
-    """Births, checkpoints and ends of continued runs on disk, in this order and by seed.
+    """List births, checkpoints and ends of continued runs on disk, in this order and by seed.
 
     Raises:
         UsageError: a finished run has lost a checkpoint that the study compares.
@@ -65,7 +65,7 @@ class Question:
 
     title: str
     holds: Callable[[StudyModel, StudyModel, int], bool]
-    """Whether a pair belongs to its table, given the last step that all bases have reached."""
+    """Function that says if a pair belongs to its table, given the last step that all bases have reached."""
 
 
 def _ended(model: StudyModel, last: int) -> bool:
@@ -88,7 +88,7 @@ QUESTIONS = (
 
 
 def last_step(models: Iterable[StudyModel]) -> int:
-    """The last step that all bases among ``models`` have reached."""
+    """Return the last step that all bases among ``models`` have reached."""
     steps: dict[int, set[int]] = {}
     for model in models:
         if not model.continuation:
@@ -97,7 +97,7 @@ def last_step(models: Iterable[StudyModel]) -> int:
 
 
 def model_pairs(models: Sequence[StudyModel]) -> list[tuple[int, StudyModel, StudyModel]]:
-    """Every pair of every table: the question's index in `QUESTIONS`, and two models, the elder first."""
+    """List every pair of every table: the question's index in `QUESTIONS`, and two models, the elder first."""
     last = last_step(models)
     return [
         (i, a, b)

@@ -1,4 +1,4 @@
-"""The results of a study of lineage: every pair of its models under every test."""
+"""Results of a study of lineage: every pair of its models under every test."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PairResult:
 
 
 def tests_by_probe(study: LineageStudy) -> dict[FingerprintProbe, list[str]]:
-    """The study's probes, each with the names of its tests."""
+    """Return the study's probes, each with the names of its tests."""
     found: dict[FingerprintProbe, list[str]] = {}
     for name, test in study.tests.items():
         found.setdefault(test.probe, []).append(name)
@@ -49,13 +49,13 @@ def compare_pairs(
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_models: None,
 ) -> list[PairResult]:
-    """Every pair of every table under every test. A model whose hidden states are cached is not run again.
+    """Test every pair of every table. A model whose hidden states are cached is not run again.
 
     Args:
-        study: its tests, with probes of chosen lengths.
+        study: the study, whose tests have probes of chosen lengths.
         models: the models; an embedding probe has the mean and sd of the first one's embeddings.
-        cache_dir: where hidden states are kept.
-        advance: is called after every model and probe.
+        cache_dir: folder of hidden states.
+        advance: called after every model and probe.
     """
     sources = [open_source(model.name) for model in models]
     results = [PairResult(table, a, b, {}) for table, a, b in model_pairs(models)]
@@ -91,7 +91,7 @@ class VerdictCounts:
     n: int
     """Pairs."""
     verdicts: Counter[Verdict]
-    """How many pairs have which verdict."""
+    """Number of pairs with each verdict."""
     low: float
     """Smallest z; NaN where no test was possible."""
     high: float
@@ -99,7 +99,7 @@ class VerdictCounts:
 
 
 def count_verdicts(results: Sequence[PairResult], test: str) -> list[VerdictCounts]:
-    """Verdicts of ``test``, table by table, kin before strangers."""
+    """Count the verdicts of ``test``, table by table, kin before strangers."""
     counts = []
     for table in sorted({result.table for result in results}):
         for expected in ("kin", "stranger"):

@@ -1,4 +1,4 @@
-"""Running a study of lineage: its runs, the runs that continue them, then every test."""
+"""Execution of a study of lineage: its runs, the runs that continue them, then every test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .trials import lineage_trials
 
 
 def plan_lineage(request: StudyRequest) -> Planned:
-    """The runs that others continue."""
+    """Plan the runs that others continue."""
     request.refuse_arms("lineage")
     study = read_lineage_study(request.file).at(request.scale)
     out = request.folder(study.name)

@@ -1,4 +1,4 @@
-"""The tables of a study of lineage: for people, for papers and for programs."""
+"""Tables of a study of lineage: for people, for papers and for programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _cells(fingerprint: Fingerprint, expected: str) -> list[str]:
 
 
 def _format_counts(counts: VerdictCounts) -> str:
-    """How many of the tested pairs are called kin, and the range of z."""
+    """Write the number of tested pairs that are called kin, and the range of z."""
     undefined = counts.verdicts["undefined"]
     text = f"{counts.verdicts['kin']} of {counts.n - undefined} kin"
     if undefined < counts.n:
@@ -48,7 +48,7 @@ def _format_counts(counts: VerdictCounts) -> str:
 def summary(
     study: LineageStudy, results: Sequence[PairResult], tests: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows: the verdicts of every one of ``tests``, table by table."""
+    """Build titles and rows: the verdicts of every one of ``tests``, table by table."""
     counts = [count_verdicts(results, test) for test in tests]
     rows = [
         [
@@ -65,7 +65,7 @@ def summary(
 def pair_rows(
     study: LineageStudy, results: Sequence[PairResult], tests: Sequence[str]
 ) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Per table that has pairs: its title, its headings, and a row per pair, kin first."""
+    """Return, for each table with pairs, its title, its headings, and a row per pair, kin first."""
     found = []
     for i, question in enumerate(QUESTIONS):
         rows = [
@@ -81,7 +81,7 @@ def pair_rows(
 
 
 def _notes(results: Sequence[PairResult], tests: Sequence[str]) -> list[str]:
-    """Why pairs could not be tested, and warnings that hold for all pairs of a test."""
+    """List the reasons why pairs could not be tested, and warnings that hold for all pairs of a test."""
     notes: dict[str, None] = {}
     for test in tests:
         found = [result.fingerprints[test] for result in results]
@@ -91,7 +91,7 @@ def _notes(results: Sequence[PairResult], tests: Sequence[str]) -> list[str]:
 
 
 def markdown(study: LineageStudy, results: Sequence[PairResult]) -> str:
-    """All of ``table.md``: per probe a summary, then the tables, pair by pair."""
+    """Write all of ``table.md``: per probe a summary, then the tables, pair by pair."""
     lines = [
         f"# {study.name}",
         "",
@@ -110,7 +110,7 @@ def markdown(study: LineageStudy, results: Sequence[PairResult]) -> str:
 
 
 def write_csv(study: LineageStudy, results: Sequence[PairResult], path: Path) -> None:
-    """Everything for programs: a row per table, pair and test; numbers of an undefined test are empty."""
+    """Write everything for programs: a row per table, pair and test; numbers of an undefined test are empty."""
     titles = ["table", "a", "b", "a_seed", "a_step", "a_continuation", "b_seed", "b_step", "b_continuation", "in_truth"]
     titles += ["test", "probe", "null", *FINGERPRINT_COLUMNS]
     rows: list[Sequence[object]] = [titles]

@@ -1,4 +1,4 @@
-"""The runs of a study of lineage."""
+"""Runs of a study of lineage."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class LineageTrials:
     study: LineageStudy
     """The study, with probes of a length that its models can read."""
     bases: list[Trial]
-    """One run from every seed."""
+    """Runs of the bases, one from every seed."""
     continued: list[Trial]
     """For every base and continuation, the run from the base's last checkpoint."""
 
     def base_of(self, trial: Trial) -> Trial:
-        """The base that a continued run starts from."""
+        """Return the base that a continued run starts from."""
         return next(base for base in self.bases if base.seed == trial.seed)
 
     def ready(self) -> list[Trial]:
-        """Continued runs whose base is finished, with the model and the tokenizer of the base in their configs."""
+        """List continued runs whose base is finished, with the model and the tokenizer of the base in their configs."""
         return [
             dataclasses.replace(trial, config=initial_model.resolve_init_from(trial.config))
             for trial in self.continued
@@ -41,10 +41,10 @@ class LineageTrials:
 
 
 def lineage_trials(study: LineageStudy, out: Path, overrides: Mapping[str, Any] | None = None) -> LineageTrials:
-    """Every run of ``study`` in the folder ``out``.
+    """List every run of ``study`` in the folder ``out``.
 
     Args:
-        study: what to run.
+        study: the study.
         out: the study's folder.
         overrides: dotted fields that replace those of the base, in continued runs too; a continuation's own fields win
             over them.

@@ -1,1 +1,1 @@
-"""Robustness: is a changed model still kin of what it was made from, and a stranger of all others?"""
+"""Robustness: tests if a changed model is still kin of its original, and a stranger of all others."""

@@ -1,4 +1,4 @@
-"""The models that a study of robustness changes: one run from every seed, with its birth, its end and its data."""
+"""Models that a study of robustness changes: one run from every seed, with its birth, its end and its data."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from ..trials import Trial
 
 @dataclass(frozen=True)
 class Base:
-    """One finished run of the study."""
+    """A finished run of the study."""
 
     trial: Trial
 
     @property
     def seed(self) -> int:
-        """What it is born from."""
+        """Seed of its birth."""
         return self.trial.seed
 
     def birth(self) -> Decoder:
-        """Its model at step 0, a new copy."""
+        """Load its model at step 0, a new copy."""
         return self._birth.load().to(device())
 
     def trained(self) -> Decoder:
-        """Its model at the last step, a new copy."""
+        """Load its model at the last step, a new copy."""
         return self._end.load().to(device())
 
     # Found once: reading a run's config takes longer than a small model.
@@ -59,19 +59,19 @@ class Base:
 
 @dataclass(frozen=True)
 class Text:
-    """What changed models are trained on: the data of the bases, or other text in their tokens."""
+    """Training data of changed models: the data of the bases, or other text in their tokens."""
 
     config: RunConfig
-    """Of a base."""
+    """Config of a base."""
     tokenizer: Path | None
     """Theirs, if their data is text."""
 
     def batch(self, path: str | None, step: int) -> Tensor:
-        """Sequences of one step ``[B, T+1]``, of as many tokens as the bases' steps have.
+        """Return the sequences of one step ``[B, T+1]``, with as many tokens as the bases' steps.
 
         Args:
-            path: of other text, as ``data.path`` takes it; None: the bases' own data, from where they stopped.
-            step: from 0.
+            path: path of other text, as in ``data.path``; None: the bases' own data, from the point where they stopped.
+            step: step, from 0.
         """
         sizes = self.config.trainer.batch_sizes
         first = sizes.before(self.config.trainer.max_steps) if path is None else 0
@@ -79,16 +79,15 @@ class Text:
         return torch.from_numpy(self._source(path).batch(first + step * n, n)).to(device())
 
     def content(self, path: str | None) -> str | None:
-        """SHA-256, in hex, of the text or the tokens as they are now, without tokenising: of files that stay as they
-        are it is known. None where there is nothing that could change: a synthetic task; or a stream, which `batch`
-        refuses.
+        """Return the SHA-256, in hex, of the present text or tokens, without tokenising; cached for unchanged files.
+        None for data that cannot change: a synthetic task, or a stream, which `batch` refuses.
 
         Args:
             path: see `batch`.
 
         Raises:
-            UsageError: it cannot be read; it names the field and the path.
-            RunError: it is damaged; it names the file.
+            UsageError: it cannot be read; the message names the field and the path.
+            RunError: it is damaged; the message names the file.
         """
         data = self._data(path)
         if data.path == "backcopy" or data.stream:
@@ -127,5 +126,5 @@ class Text:
 
 
 def text_of(trial: Trial) -> Text:
-    """The data of a finished run."""
+    """Return the data of a finished run."""
     return Text(trial.config, trial.run.own_tokenizer())

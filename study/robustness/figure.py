@@ -1,4 +1,4 @@
-"""The picture of a study of robustness: z after every change, of kin and of strangers."""
+"""Picture of a study of robustness: z after every change, for kin and for strangers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "merged": ("what was merged in", {"color": RUN_COLOURS[2], "marker": "D"}),
     "teacher": ("its teacher", {"color": RUN_COLOURS[3], "marker": "^"}),
 }
-"""What a pair is → its words and its marker, those in front last."""
+"""Relation of a pair → its words and its marker, those in front last."""
 
 
 def draw_robustness(study: RobustnessStudy, results: Sequence[ChangedTest], out: Path) -> list[str]:
-    """Write ``figure`` as PNG and SVG; the files' names."""
+    """Write ``figure`` as PNG and SVG; return the files' names."""
     return save_both(z_by_change(study, results), out, "figure")
 
 
 @in_our_style
 def z_by_change(study: RobustnessStudy, results: Sequence[ChangedTest]) -> Figure:
-    """A row for each change, a panel for each test, a dot for each pair of models."""
+    """Draw a row for each change, a panel for each test, a dot for each pair of models."""
     changes = list(dict.fromkeys(r.change for r in results))
     figure, grid = new_figure(
         130 + 230 * len(study.tests),

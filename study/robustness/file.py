@@ -1,4 +1,4 @@
-"""The file of a study of robustness: births, runs, and what is done to them (docs/studies.md)."""
+"""File of a study of robustness: births, runs, and their changes (docs/studies.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RobustnessStudy(ScaledStudy):
     """A study file of the kind ``robustness``, checked and with its paths resolved."""
 
     changes: dict[str, Treatment]
-    """What is done to every trained model, by name."""
+    """Changes of every trained model, by name."""
     tests: dict[str, Comparison]
     """By name."""
 
@@ -39,7 +39,7 @@ def read_robustness_study(file: Path) -> RobustnessStudy:
 def _at_one_scale(
     reader: Reader, name: str, content: Mapping[str, Any], prefixes: Mapping[str, str]
 ) -> RobustnessStudy:
-    """The study at one scale; ``prefixes`` say where fields stand that are not at the top of the file."""
+    """Return the study at one scale; ``prefixes`` give the places of fields that are not at the top of the file."""
 
     for needed in ("base", "changes"):
         if needed not in content:

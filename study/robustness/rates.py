@@ -1,4 +1,4 @@
-"""How often each change leaves kin kin and strangers strangers, and how often it makes a model partly another's."""
+"""Rates at which each change keeps kin kin and strangers strangers, and makes a model partly another's."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ class ZRange:
     """z of some pairs that could be tested."""
 
     rate: KinRate
-    """How many are called kin."""
+    """Rate of pairs called kin."""
     values: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """Of z; NaN where there is none."""
+        """Median of z; NaN without any."""
         return median(self.values) if self.values else float("nan")
 
     @property
     def least(self) -> float:
-        """The smallest z; NaN where there is none."""
+        """The smallest z; NaN without any."""
         return min(self.values, default=float("nan"))
 
     @property
     def most(self) -> float:
-        """The largest z; NaN where there is none."""
+        """The largest z; NaN without any."""
         return max(self.values, default=float("nan"))
 
 
 @dataclass(frozen=True)
 class ChangeRates:
-    """One change under one test."""
+    """Rates of one change under one test."""
 
     change: str
     role: SecondRole
-    """What the other model is to the changed one, if one went into it."""
+    """Role of the other model for the changed one, if one was used."""
     trained: ZRange
     """Against the end of the run of its own birth."""
     birth: ZRange
@@ -50,12 +50,13 @@ class ChangeRates:
     second: ZRange
     """Against the end of the run of the other model, if one went into it."""
     partly: KinRate
-    """How many of the changed models are partly of each of two strangers: kin of the ends of both. Of no change without
-    another model."""
+    """Rate of changed models that are partly of each of two strangers: kin of the ends of both. Empty for changes
+    without another model.
+    """
 
 
 def change_rates(results: Sequence[ChangedTest], test: str) -> list[ChangeRates]:
-    """Every change under one test, in the order of the file."""
+    """Compute the rates of every change under one test, in the order of the file."""
     found = [result for result in results if result.test == test]
     return [
         _rates(change, [r for r in found if r.change == change]) for change in dict.fromkeys(r.change for r in found)
@@ -93,5 +94,5 @@ def _partly(found: Sequence[ChangedTest]) -> KinRate:
 
 
 def strangers_of_all(results: Sequence[ChangedTest], test: str) -> ZRange:
-    """All pairs of strangers under one test, whatever the change."""
+    """Return z of all pairs of strangers under one test, over all changes."""
     return _range([r for r in results if r.test == test and r.group == "stranger"])

@@ -1,4 +1,4 @@
-"""The results of a study of robustness: every changed model against every base, under every test."""
+"""Results of a study of robustness: every changed model against every base, under every test."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .treatments import SecondRole, Treatment, Workplace
 
 Reference = Literal["trained", "birth"]
 REFERENCES: tuple[Reference, ...] = ("trained", "birth")
-"""What a changed model is held against: the end of a base, and its birth."""
+"""References of a changed model: the end of a base, and its birth."""
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class ChangedTest:
-    """One changed model against one model of a base."""
+    """A test of one changed model against one model of a base."""
 
     change: str
     """Name of the row."""
@@ -41,18 +41,18 @@ class ChangedTest:
     second: int | None
     """Seed of the other model that went into it, if one did."""
     role: SecondRole
-    """What that one is to it."""
+    """Role of that seed's model for the changed one."""
     reference: Reference
-    """Whether it is held against the end of a base or its birth."""
+    """Reference: the end of a base, or its birth."""
     seed: int
-    """Of that base."""
+    """Seed of that base."""
     test: str
     """Name of the test."""
     found: Fingerprint
 
     @property
     def group(self) -> Literal["own", "second", "stranger"]:
-        """What the base is to the changed model."""
+        """Relation of the base to the changed model."""
         return "own" if self.seed == self.own else "second" if self.seed == self.second else "stranger"
 
 
@@ -65,15 +65,15 @@ def compare_changed(
     *,
     only_read: bool = False,
 ) -> list[ChangedTest]:
-    """Make every changed model, test it against every base, and forget it. What is done already is read.
+    """Make every changed model, test it against every base, and free it. Existing outcomes are read.
 
     Args:
-        study: its changes and tests, with probes of chosen lengths.
+        study: the study, with probes of chosen lengths.
         bases: finished runs, at least three.
-        text: what changes that train read.
+        text: text for changes that train.
         out: the study's folder, which keeps the outcomes, change by change.
-        advance: is called after every changed model.
-        only_read: make nothing: what is not done yet is left out.
+        advance: called after every changed model.
+        only_read: make nothing; missing outcomes are left out.
 
     Raises:
         RunError: a training of a change diverges, or an outcome on disk is damaged.
@@ -116,16 +116,16 @@ def _model(base: Base, kind: Reference) -> Decoder:
 
 @dataclass(frozen=True)
 class _Shown:
-    """What models are shown under one probe of the study."""
+    """Inputs and nulls of one probe of the study."""
 
     like: FingerprintProbe
     """The probe for models like the first base's birth."""
     nulls: list[Null]
-    """Of its tests."""
+    """Nulls of its tests."""
 
 
 def _shown(study: RobustnessStudy, base: Base) -> dict[FingerprintProbe, _Shown]:
-    """By probe."""
+    """Collect inputs and nulls by probe."""
     birth, found = base.birth(), dict[FingerprintProbe, _Shown]()
     for test in study.tests.values():
         found.setdefault(test.probe, _Shown(test.probe.like(birth), [])).nulls.append(test.recipe.null)
@@ -133,7 +133,7 @@ def _shown(study: RobustnessStudy, base: Base) -> dict[FingerprintProbe, _Shown]
 
 
 def _evidence(model: Decoder, shown: Mapping[FingerprintProbe, _Shown]) -> dict[FingerprintProbe, Evidence]:
-    """What the tests of every probe read of a model."""
+    """Collect a model's evidence for the tests of every probe."""
     return {probe: evidence_of(model, by.nulls, partial(hidden_states, probe=by.like)) for probe, by in shown.items()}
 
 
@@ -161,7 +161,7 @@ def _tests(
 
 
 def outcome_file(out: Path, change: str, seed: int) -> Path:
-    """Where the tests of one changed model are kept."""
+    """Return the file of the tests of one changed model."""
     return out / "changed" / change / f"seed-{seed}.json"
 
 
@@ -172,16 +172,18 @@ def _key(
     digests: Sequence[str],
     contents: Mapping[str | None, str | None],
 ) -> str:
-    """What the outcome of one changed model depends on; ``contents`` has the hash of each text (`Text.content`)."""
+    """Return the key of one changed model's outcome, over everything that it depends on; ``contents`` has the hash of
+    each text (`Text.content`).
+    """
     tests = {name: dataclasses.asdict(test) for name, test in study.tests.items()}
     read = [contents[path] for path in (change.texts if change is not None else []) if contents[path] is not None]
-    # Of what reads no text, outcomes of before its hash was kept stay good.
+    # Outcomes from before the hash was stored stay valid for changes that read no text.
     texts = {"texts": read} if read else {}
     return fingerprint(format=_FORMAT, change=repr(change), seed=base.seed, bases=list(digests), tests=tests, **texts)
 
 
 def read_outcome(file: Path, key: str) -> list[ChangedTest] | None:
-    """The tests that were kept under this key; None if there are none, or of another one.
+    """Read the tests stored under this key; None if there are none, or under another key.
 
     Raises:
         RunError: the file is damaged.

@@ -1,4 +1,4 @@
-"""The page of a study of robustness: the answer, z after every change, and how often each test is right."""
+"""Page of a study of robustness: the answer, z after every change, and success of each test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEGEND = (
 
 
 def robustness_page(study: RobustnessStudy, results: Sequence[ChangedTest]) -> str:
-    """The page; it fetches nothing."""
+    """Render the page; it fetches nothing."""
     blocks: list[Block] = [Prose(outcome(results, test)) for test in study.tests]
     blocks.append(Panels([_medians(results, test) for test in study.tests], wide=True))
     for test, comparison in study.tests.items():
@@ -36,7 +36,7 @@ def robustness_page(study: RobustnessStudy, results: Sequence[ChangedTest]) -> s
 
 
 def _rows(results: Sequence[ChangedTest], test: str) -> list[list[str | Markup]]:
-    """Rates over z: side by side they are wider than a page."""
+    """Stack rates over z: side by side they are wider than a page."""
     return [
         [name, *(Markup("<br>").join(cell.split(", ", 1)) for cell in cells)] for name, *cells in rows_of(results, test)
     ]

@@ -1,4 +1,4 @@
-"""Running a study of robustness: its runs, then every change of them with its tests."""
+"""Execution of a study of robustness: its runs, then every change of them with its tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FEWEST = 3
 
 
 def plan_robustness(request: StudyRequest) -> Planned:
-    """The runs that are changed."""
+    """Plan the runs that are changed."""
     request.refuse_arms("robustness")
     study = read_robustness_study(request.file).at(request.scale)
     out = request.folder(study.name)

@@ -1,4 +1,4 @@
-"""Short trainings in memory: of whatever a model has that is not frozen, towards whatever objective."""
+"""Short trainings in memory, of all parameters that are not frozen, towards any objective."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def train(
 ) -> Decoder:
     """Train a model in place: AdamW (β .9 and .95, no decay), clipped gradients, a constant rate after a warm-up.
 
-    Args:
-        model: what of it takes gradients is trained.
+    Args: model: its parameters with gradients are trained.
         batch: from a step, from 0, to its token ids ``[B, T+1]``.
         steps: how many.
         lr: learning rate.
@@ -53,7 +52,9 @@ def train(
 
 
 def towards(teacher: Decoder) -> Objective:
-    """The mean KL divergence, in nats, of a model's next-token distributions from the teacher's (arXiv 1503.02531)."""
+    """Return the objective of the mean KL divergence, in nats, of a model's next-token distributions from the teacher's
+    (arXiv 1503.02531).
+    """
     teacher.eval().requires_grad_(False)
 
     def objective(model: Decoder, batch_BT: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The tables of a study of robustness: for people, for papers and for programs."""
+"""Tables of a study of robustness: for people, for papers and for programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INDEPENDENCE = (
 
 
 def outcome(results: Sequence[ChangedTest], test: str) -> str:
-    """How a test came out over all changes, in a sentence."""
+    """Summarise a test over all changes in a sentence."""
     rates = [r for r in change_rates(results, test) if r.change != UNCHANGED]
     kept = [r.change for r in rates if r.trained.rate.n_defined and r.trained.rate.n_kin == r.trained.rate.n_defined]
     lost = [r.change for r in rates if r.trained.rate.n_defined and r.change not in kept]
@@ -47,7 +47,7 @@ def outcome(results: Sequence[ChangedTest], test: str) -> str:
 
 
 def rate_in_words(rate: KinRate) -> str:
-    """``8 of 8 (63–100 %)``; below 10 % with a decimal."""
+    """Write a rate: ``8 of 8 (63–100 %)``; below 10 % with a decimal."""
     if not rate.n_defined:
         return "–"
     low, high = (f"{100 * end:.{0 if end >= 0.1 else 1}f}".removesuffix(".0") for end in rate.interval)
@@ -65,7 +65,7 @@ def _cell(found: ZRange) -> str:
 
 
 def _short(found: ZRange) -> str:
-    """For a narrow terminal: counts and the median of z."""
+    """Write counts and the median of z for a narrow terminal."""
     if not found.values:
         return "–" if not found.rate.n else "undefined"
     return f"{found.rate.n_kin}/{found.rate.n_defined}  {format_value(found.median, '.1f')}"
@@ -80,7 +80,7 @@ def _second(rates: ChangeRates) -> str:
 
 
 def rows_of(results: Sequence[ChangedTest], test: str) -> list[list[str]]:
-    """A row for each change, under `TITLES`."""
+    """Build a row for each change, under `TITLES`."""
     return [
         [r.change, _cell(r.trained), _cell(r.birth), _cell(r.strangers), _second(r)]
         for r in change_rates(results, test)
@@ -88,7 +88,7 @@ def rows_of(results: Sequence[ChangedTest], test: str) -> list[list[str]]:
 
 
 def notes_of(results: Sequence[ChangedTest], test: str) -> list[str]:
-    """Why pairs could not be tested, and what tests warn of, each with the changes that it holds for."""
+    """List the reasons why pairs could not be tested, and the tests' warnings, each with its changes."""
     notes: dict[str, dict[str, None]] = {}
     for r in results:
         if r.test == test:
@@ -98,7 +98,7 @@ def notes_of(results: Sequence[ChangedTest], test: str) -> list[str]:
 
 
 def markdown(study: RobustnessStudy, results: Sequence[ChangedTest]) -> str:
-    """All of ``table.md``: a table per test."""
+    """Write all of ``table.md``: a table per test."""
     seeds = sorted({r.seed for r in results})
     lines = [f"# {study.name}", "", f"Births from init_seeds {', '.join(map(str, seeds))}. {EXPLAINED} {INDEPENDENCE}"]
     for test, comparison in study.tests.items():
@@ -110,7 +110,7 @@ def markdown(study: RobustnessStudy, results: Sequence[ChangedTest]) -> str:
 
 
 def write_csv(results: Sequence[ChangedTest], path: Path) -> None:
-    """Everything for programs: a row per changed model, base and test; numbers of an undefined test are empty."""
+    """Write everything for programs: a row per changed model, base and test; numbers of an undefined test are empty."""
     titles = [
         "change",
         "birth_seed",
@@ -131,7 +131,7 @@ def write_csv(results: Sequence[ChangedTest], path: Path) -> None:
 
 
 def in_truth(result: ChangedTest) -> str:
-    """What a pair is: ``kin``, ``partly`` or ``stranger``."""
+    """Return the true relation of a pair: ``kin``, ``partly`` or ``stranger``."""
     if result.group == "second":
         return "partly" if result.role == "merged" else "stranger"
     return "kin" if result.group == "own" else "stranger"

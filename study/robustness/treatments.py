@@ -1,4 +1,4 @@
-"""What a study of robustness does to a trained model: changes of weights, and changes that train."""
+"""Treatments of a trained model in a study of robustness: changes of weights, and changes that train."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from .bases import Base, Text
 from .short_training import towards, train
 
 SecondRole = Literal["", "merged", "teacher"]
-"""What the other model is to a changed one: nothing, merged into it, or what it was trained to imitate."""
+"""Role of the other model for a changed one: none, merged into it, or imitated in training."""
 
 
 @dataclass
 class Workplace:
-    """What a treatment has at hand for one model."""
+    """Resources of a treatment for one model."""
 
     base: Base
-    """What is changed."""
+    """Base that is changed."""
     other: Base
     """Another base, for treatments that take two."""
     text: Text
     needed: Counter[object] = field(default_factory=Counter)
     """Trainings that rows of the study begin with (`Treatment.training`), and how many rows have yet to."""
     kept: dict[object, Decoder] = field(default_factory=dict)
-    """What was trained for one row and serves another too, until it has."""
+    """Models trained for one row that serve another too, until it has used them."""
 
     def trained(self, training: object, train: Callable[[], Decoder]) -> Decoder:
-        """The outcome of a training, made if no row before has made it; let go of after the last row that needs it."""
+        """Return the outcome of a training, made unless an earlier row has; freed after the last row that needs it."""
         model = self.kept.pop(training) if training in self.kept else train()
         self.needed[training] -= 1
         if self.needed[training] > 0:
@@ -57,22 +57,22 @@ class Treatment:
             raise UsageError("; ".join(found))
 
     def problems(self) -> list[str]:
-        """Settings that make no sense, one line each, with the mend."""
+        """List impossible settings, one line each, with the remedy."""
         return []
 
     @property
     def role(self) -> SecondRole:
-        """What the other model is to the changed one."""
+        """Role of the other model for the changed one."""
         return self.second
 
     @property
     def of_other(self) -> bool:
-        """Whether the changed model is born as the other one was."""
+        """True if the changed model shares the other one's birth."""
         return False
 
     @property
     def texts(self) -> list[str | None]:
-        """What it is trained on, as `Text` takes it: a path of other text; None: the data of the bases."""
+        """Texts that it is trained on, for `Text`: a path of other text; None: the data of the bases."""
         return []
 
     @property
@@ -82,14 +82,14 @@ class Treatment:
 
     @property
     def training(self) -> object:
-        """What names a training whose outcome other treatments begin with too; None where it has none of the kind."""
+        """Key of a training whose outcome other treatments begin with too; None without one."""
         return None
 
     def check(self, config: ModelConfig) -> None:
-        """UsageError if models of this config cannot be treated so."""
+        """Raise UsageError if models of this config cannot be treated so."""
 
     def make(self, place: Workplace) -> Decoder:
-        """The changed model, on the device of the base, with the tokens that the base has."""
+        """Make the changed model, on the device of the base, with the base's tokens."""
         raise NotImplementedError
 
 
@@ -119,7 +119,7 @@ class WeightChange(Treatment):
 
 @dataclass(frozen=True)
 class Tuning(Treatment):
-    """All weights are trained further."""
+    """Further training of all weights."""
 
     steps: int
     """Optimizer steps, of as many tokens as those of the base."""
@@ -144,10 +144,10 @@ class Tuning(Treatment):
 
 @dataclass(frozen=True)
 class Adapting(Treatment):
-    """An adapter is trained beside frozen weights (docs: fields of ``adapter``)."""
+    """Training of an adapter beside frozen weights (docs: fields of ``adapter``)."""
 
     adapter: Literal["lora", "prefix", "prefix_plus"]
-    """Its kind."""
+    """Kind of the adapter."""
     steps: int
     """See `Tuning`."""
     lr: float
@@ -155,9 +155,9 @@ class Adapting(Treatment):
     data: str | None = None
     """See `Tuning`."""
     rank: int | None = None
-    """Of ``lora``."""
+    """Rank of a ``lora``."""
     length: int | None = None
-    """Of ``prefix``."""
+    """Length of a ``prefix``."""
     merged: bool = False
     """Add what ``lora`` learned to the weights, and leave it out."""
 
@@ -181,7 +181,7 @@ class Adapting(Treatment):
 
     @property
     def training(self) -> object:
-        """See :class:`Treatment`: a LoRA is trained alike whether it is merged or not."""
+        """See :class:`Treatment`: a LoRA is trained in the same way if it is merged or not."""
         return replace(self, merged=False)
 
     def check(self, config: ModelConfig) -> None:
@@ -204,8 +204,9 @@ class Adapting(Treatment):
 
 @dataclass(frozen=True)
 class Distillation(Treatment):
-    """The birth of another seed is trained to predict what the model predicts (arXiv 1503.02531): it says what the
-    model says, and has another birth."""
+    """Training of another seed's birth to predict the same as the model (arXiv 1503.02531): it says what the model
+    says, and has another birth.
+    """
 
     steps: int
     """See `Tuning`."""
@@ -244,10 +245,10 @@ TRAININGS: dict[str, type[Treatment]] = {"tune": Tuning, "adapt": Adapting, "dis
 
 
 def read_treatment(fields: Mapping[str, Any]) -> Treatment:
-    """The treatment that a file writes as ``kind`` and its settings.
+    """Build the treatment that a file gives as ``kind`` and its settings.
 
     Raises:
-        UsageError: no such kind, or settings that it does not have.
+        UsageError: no such kind, or unknown settings.
     """
     known: dict[str, type[Change] | type[Treatment]] = {**CHANGES, **TRAININGS}
     found = read_kind(fields, known)

@@ -1,4 +1,4 @@
-"""The runs of a study of robustness, and whether everything in its file can be done to them."""
+"""Runs of a study of robustness, and the check that every treatment in its file suits them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class RobustnessTrials:
     study: RobustnessStudy
     """The study, with probes of a length that its models can read."""
     bases: list[Trial]
-    """One run from every seed."""
+    """Runs of the bases, one from every seed."""
 
 
 def robustness_trials(
     study: RobustnessStudy, out: Path, overrides: Mapping[str, Any] | None = None
 ) -> RobustnessTrials:
-    """Every run of ``study`` in the folder ``out``.
+    """List every run of ``study`` in the folder ``out``.
 
     Args:
-        study: what to run.
+        study: the study.
         out: the study's folder.
         overrides: dotted fields that replace those of the base.
 

@@ -1,1 +1,1 @@
-"""Studies of seeds: every init crossed with every order of the data, and whose doing the differences are."""
+"""Studies of seeds: every init crossed with every order of the data, with the share of each in the differences."""

@@ -1,4 +1,4 @@
-"""The picture of a study of seeds: every figure's shares with their intervals, and every run."""
+"""Picture of a study of seeds: every figure's shares with their intervals, and every run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _COLOURS = (RUN_COLOURS[0], RUN_COLOURS[1], MUTED)
 
 
 def draw_seeds(study: SeedsStudy, results: Sequence[SeedsResult], out: Path) -> list[str]:
-    """Write ``figure`` as PNG and SVG; the files' names."""
+    """Write ``figure`` as PNG and SVG; return the files' names."""
     return save_both(seeds_figure(study, results), out, "figure")
 
 
 @in_our_style
 def seeds_figure(study: SeedsStudy, results: Sequence[SeedsResult]) -> Figure:
-    """A row for each figure: left its values, a column of dots per birth; right the shares of its variance."""
+    """Draw a row for each figure: left its values, a column of dots per birth; right the shares of its variance."""
     figure, grid = new_figure(540, 40 + 92 * len(results), len(results), 2, squeeze=False, width_ratios=[1.2, 1])
     for (values, shares), result in zip(grid, results, strict=True):
         _values(values, study, result)

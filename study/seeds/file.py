@@ -1,4 +1,4 @@
-"""The file of a study of seeds: how many births, and how many orders of the data (docs/studies.md)."""
+"""File of a study of seeds: the number of births, and of orders of the data (docs/studies.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SeedsStudy(ScaledStudy):
     """A study file of the kind ``seeds``, checked and with its paths resolved."""
 
     data_seeds: tuple[int, ...]
-    """Every birth is trained with each of them."""
+    """Data seeds with each of which every birth is trained."""
 
 
 def read_seeds_study(file: Path) -> SeedsStudy:
@@ -28,7 +28,7 @@ def read_seeds_study(file: Path) -> SeedsStudy:
 
 
 def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixes: Mapping[str, str]) -> SeedsStudy:
-    """The study at one scale; ``prefixes`` say where fields stand that are not at the top of the file."""
+    """Return the study at one scale; ``prefixes`` give the places of fields that are not at the top of the file."""
 
     if "base" not in content:
         raise UsageError(f"{reader.file}: base is missing")
@@ -42,7 +42,7 @@ def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixe
 
 
 def _seeds(reader: Reader, value: Any, field: str) -> tuple[int, ...]:
-    """A number of seeds, from 0 on, or the seeds themselves; two at least."""
+    """Read a number of seeds, from 0 on, or the seeds themselves; at least two."""
     seeds = tuple(range(value)) if type(value) is int and value > 0 else reader.seeds(value, field)
     if len(seeds) < 2:
         raise reader.wrong(field, value, "give at least 2: one seed has no variance")

@@ -1,4 +1,4 @@
-"""What came out of a study of seeds: a figure of every run, and whose doing its variance is."""
+"""Results of a study of seeds: a figure of every run, and the sources of its variance."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ counts."""
 
 @dataclass(frozen=True)
 class SeedsResult:
-    """One figure of all runs."""
+    """A figure of all runs."""
 
     name: str
-    """Of `FIGURES`."""
+    """Name in `FIGURES`."""
     values_NM: np.ndarray
     """``[births, orders]``; NaN where a run is not finished or does not have it."""
     shares: Shares | None
@@ -40,7 +40,7 @@ class SeedsResult:
 
     @property
     def words(self) -> str:
-        """What it is called."""
+        """Name of the figure in words."""
         return FIGURES[self.name][0]
 
     @property
@@ -50,7 +50,7 @@ class SeedsResult:
 
 
 def read_seeds_results(study: SeedsStudy, trials: Sequence[Trial]) -> list[SeedsResult]:
-    """Every figure that a finished run has, in the order of `FIGURES`.
+    """Read every figure that a finished run has, in the order of `FIGURES`.
 
     Raises:
         RunError: a file of a run is damaged; the message names it.

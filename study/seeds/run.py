@@ -1,4 +1,4 @@
-"""Running a study of seeds: its runs, then whose doing their differences are."""
+"""Execution of a study of seeds: its runs, then the sources of their differences."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _read(request: StudyRequest) -> SeedsStudy:
 
 
 def plan_seeds(request: StudyRequest) -> Planned:
-    """The runs of the study."""
+    """Plan the runs of the study."""
     study = _read(request)
     out = request.folder(study.name)
     return Planned(study.name, out, seeds_trials(study, out, request.overrides_in(out)))
 
 
 def run_seeds(request: StudyRequest) -> list[Failure]:
-    """Bring every run to its last step, and write what the seeds decide.
+    """Bring every run to its last step, and write the shares of the seeds.
 
     Returns:
         The runs that failed.

@@ -1,8 +1,8 @@
 """Shares of a variance that two crossed seeds make: two random factors, one run for each pair.
 
-`y[i, j] = μ + a[i] + b[j] + e[i, j]`, all three random and independent; `e` is what is left, the interaction of the two
-seeds and everything else that differs between two runs. The components are estimated by the moments of the analysis of
-variance (Searle, Casella and McCulloch, Variance Components, 1992, ch. 4). Their shares have generalised confidence
+`y[i, j] = μ + a[i] + b[j] + e[i, j]`, all three random and independent; `e` is the remainder, the interaction of the
+two seeds and everything else that differs between two runs. The components are estimated by the moments of the analysis
+of variance (Searle, Casella and McCulloch, Variance Components, 1992, ch. 4). Their shares have generalised confidence
 intervals (Weerahandi, J. Am. Stat. Assoc. 88, 1993), which Burdick, Borror and Montgomery (Design and Analysis of Gauge
 R&R Studies, 2005) recommend for this very design; no exact interval of a share of the total is known.
 """
@@ -27,12 +27,12 @@ class Share(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Whose doing a variance is."""
+    """Shares of the sources of a variance."""
 
     init: Share
     data: Share
     rest: Share
-    """Their interaction, and what neither decides."""
+    """Share of the interaction, and of everything that neither seed decides."""
     p_init: float
     """Chance of an F as large without any effect of the birth; exact for normal effects."""
     p_data: float
@@ -51,12 +51,12 @@ class Squares(NamedTuple):
 
     @property
     def freedom(self) -> tuple[int, int, int]:
-        """Of the births, the orders and the rest."""
+        """Degrees of freedom of the births, the orders and the rest."""
         return self.n - 1, self.m - 1, (self.n - 1) * (self.m - 1)
 
 
 def mean_squares(values_NM: np.ndarray) -> Squares:
-    """Mean squares of ``[births, orders]``, two of each at least, all finite; those of rounding alone are 0.
+    """Compute mean squares of ``[births, orders]``, at least two of each, all finite; those of rounding alone are 0.
 
     Raises:
         ValueError: there are fewer, or one is not finite.
@@ -64,7 +64,7 @@ def mean_squares(values_NM: np.ndarray) -> Squares:
     n, m = values_NM.shape
     if n < 2 or m < 2 or not np.isfinite(values_NM).all():
         raise ValueError(f"{n} × {m} values: needs two of each at least, all finite")
-    # What all have in common would cost digits.
+    # A common offset would cost digits.
     centred = values_NM - values_NM.mean()
     by_init, by_data = centred.mean(1), centred.mean(0)
     rest = centred - by_init[:, None] - by_data[None, :]
@@ -83,14 +83,14 @@ def mean_squares(values_NM: np.ndarray) -> Squares:
 
 
 def variance_shares(values_NM: np.ndarray, confidence: float = 0.95, draws: int = _DRAWS) -> Shares | None:
-    """Shares of ``[births, orders]``; None where all values are the same.
+    """Estimate the shares of ``[births, orders]``; None if all values are the same.
 
     A component below 0 counts 0. The draws of the intervals are the same at every call.
 
     Args:
         values_NM: one figure of every run.
-        confidence: of each interval, two-sided.
-        draws: of the pivotal quantities.
+        confidence: confidence of each interval, two-sided.
+        draws: number of draws of the pivotal quantities.
 
     Raises:
         ValueError: see :func:`mean_squares`.
@@ -115,12 +115,12 @@ def variance_shares(values_NM: np.ndarray, confidence: float = 0.95, draws: int 
 
 
 def _components(init: np.ndarray, data: np.ndarray, rest: np.ndarray, of: Squares) -> np.ndarray:
-    """Variances ``[3, …]`` that have these mean squares as their expectations, none below 0."""
+    """Compute the variances ``[3, …]`` that have these mean squares as their expectations, none below 0."""
     return np.stack([np.maximum((init - rest) / of.m, 0.0), np.maximum((data - rest) / of.n, 0.0), rest])
 
 
 def _p(square: float, found: Squares, factor: int) -> float:
-    """The F test of a factor."""
+    """Return p of the F test of a factor."""
     if found.rest == 0:
         return 0.0 if square > 0 else 1.0
     return float(stats.f.sf(square / found.rest, found.freedom[factor], found.freedom[2]))

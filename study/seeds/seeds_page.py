@@ -1,4 +1,4 @@
-"""The page of a study of seeds: whose doing each figure is, in sentences, a table, and every run."""
+"""The page of a study of seeds: sources of each figure's variance, in sentences, a table, and every run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .table import EXPLAINED, TITLES, grid_of, outcome, rows_of
 
 
 def seeds_page(study: SeedsStudy, results: Sequence[SeedsResult], trials: Sequence[Trial]) -> str:
-    """The page; it fetches nothing."""
+    """Render the page; it fetches nothing."""
     blocks: list[Block] = [*(Prose(sentence) for sentence in outcome(results))]
     blocks += [Heading("shares", "Whose doing is the variance?"), Table(TITLES, rows_of(results))]
     blocks += [Prose(note, note=True) for note in (EXPLAINED, told(trials)) if note]

@@ -1,4 +1,4 @@
-"""The tables of a study of seeds: for people, for papers and for programs."""
+"""Tables of a study of seeds: for people, for papers and for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .file import SeedsStudy
 from .results import SeedsResult
 from .seed_shares import Share
 
-#: Of the F tests, below which an effect is said to be seen.
+#: Level of the F tests, below which an effect is reported.
 _LEVEL = 0.05
 TITLES = ["figure", "runs", "mean ± sd", "init", "data", "rest", "p (init)", "p (data)"]
 EXPLAINED = (
@@ -40,7 +40,7 @@ def _p(value: float | None) -> str:
 
 
 def rows_of(results: Sequence[SeedsResult]) -> list[list[str]]:
-    """A row per figure, under `TITLES`."""
+    """Build a row per figure, under `TITLES`."""
     rows = []
     for result in results:
         seen = result.values_NM[np.isfinite(result.values_NM)]
@@ -60,7 +60,7 @@ def rows_of(results: Sequence[SeedsResult]) -> list[list[str]]:
 
 
 def outcome(results: Sequence[SeedsResult]) -> list[str]:
-    """In sentences: whose doing each figure is, where an F test says that it is anybody's."""
+    """Say in sentences which seed decides each figure, if an F test finds one."""
     said = []
     for result in results:
         if result.shares is None:
@@ -77,7 +77,7 @@ def outcome(results: Sequence[SeedsResult]) -> list[str]:
 
 
 def grid_of(study: SeedsStudy, result: SeedsResult) -> tuple[list[str], list[list[str]]]:
-    """One figure of every run: headings, and a row per birth."""
+    """Build a table of one figure over all runs: headings, and a row per birth."""
     headings = ["birth", *(f"data {seed}" for seed in study.data_seeds)]
     rows = [
         [f"init {seed}", *("–" if math.isnan(v) else f"{v:.4g}" for v in values)]
@@ -87,7 +87,7 @@ def grid_of(study: SeedsStudy, result: SeedsResult) -> tuple[list[str], list[lis
 
 
 def markdown(study: SeedsStudy, results: Sequence[SeedsResult]) -> str:
-    """All of ``table.md``: the shares, then every run."""
+    """Write all of ``table.md``: the shares, then every run."""
     lines = [f"# {study.name}", "", *(f"- {sentence}" for sentence in outcome(results)), ""]
     lines += [markdown_table(TITLES, rows_of(results), n_text=1), "", EXPLAINED]
     for result in results:
@@ -96,7 +96,7 @@ def markdown(study: SeedsStudy, results: Sequence[SeedsResult]) -> str:
 
 
 def write_csv(study: SeedsStudy, results: Sequence[SeedsResult], path: Path) -> None:
-    """The table for programs: a row per run, a column per figure."""
+    """Write the table for programs: a row per run, a column per figure."""
     rows: list[list[object]] = [["init_seed", "data_seed", *(result.name for result in results)]]
     for i, init in enumerate(study.init_seeds):
         for j, data in enumerate(study.data_seeds):

@@ -1,4 +1,4 @@
-"""The runs of a study of seeds."""
+"""Runs of a study of seeds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .file import SeedsStudy
 
 
 def data_arm(data_seed: int) -> str:
-    """The folder, and the column of a table, of the runs of one order of the data."""
+    """Name the folder, and the column of a table, of the runs of one order of the data."""
     return f"data-{data_seed}"
 
 
 def seeds_trials(study: SeedsStudy, out: Path, overrides: Mapping[str, Any] | None = None) -> list[Trial]:
-    """Every run of ``study`` in the folder ``out``: birth by birth, each with every order of the data.
+    """List every run of ``study`` in the folder ``out``: birth by birth, each with every order of the data.
 
     Args:
-        study: what to run.
+        study: the study.
         out: the study's folder.
         overrides: dotted fields that replace those of the base.
 

@@ -1,1 +1,1 @@
-"""Who runs a trial, and what went wrong with it: what processes that share a study tell one another on disk."""
+"""Assignment of trials to processes, and their failures, shared on disk among the processes of a study."""

@@ -1,9 +1,9 @@
-"""One process runs a trial: a lock file beside its folder says which, and a stale one is found.
+"""Claims of trials by processes: a lock file beside a trial's folder names its process, and stale ones are found.
 
 Processes that take trials of one study may be on one machine or on several that share a file system. The owner touches
-its lock while it lives. A lock is stale where its process is gone, as its own host can see; where it is of an earlier
-start of this very job of SLURM, which has ended before the job was queued again; or, seen from another host, where it
-was not touched for `STALE_SECONDS`. Several nodes of one job, at one start, are as any other hosts.
+its lock while it lives. A lock is stale if its process is gone, which its own host can see; if it belongs to an earlier
+start of the same SLURM job, which ended before the job was queued again; or, seen from another host, if it was not
+touched for `STALE_SECONDS`. Several nodes of one job, at one start, count as different hosts.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from ...errors import RunError
 from ...files import make_folder, read_json, write_json
 from ..trials import Trial
 
-#: Of a lock on another host: how long its owner may be silent.
+#: Time, in seconds, that the owner of a lock on another host may be silent.
 STALE_SECONDS = 300.0
-#: How often an owner says that it lives.
+#: Interval, in seconds, at which an owner touches its lock.
 TOUCH_SECONDS = 20.0
 
 
 class Owner(TypedDict):
-    """What a lock file holds."""
+    """Content of a lock file."""
 
     host: str
     pid: int
     started: str
-    """When the process started, as its system counts: another process may have got its number."""
+    """Start of the process by the system's count: another process may have got its number."""
     run: int
     """The process that trains, which outlives a killed owner; 0: none yet."""
     run_started: str
     job: str
     """The job of SLURM that they are part of; "": none."""
     restart: NotRequired[int]
-    """How often that job had been queued again; locks of before it was kept lack it, as if never."""
+    """Number of times that the job had been requeued; old locks lack it, which means 0."""
 
 
 def _this_process() -> Owner:
-    """Who we are, before the training."""
+    """Describe this process as an owner, before the training."""
     pid = os.getpid()
     job, restart = os.environ.get("SLURM_JOB_ID", ""), _restart()
     return Owner(
@@ -57,13 +57,13 @@ def _this_process() -> Owner:
 
 
 def _restart() -> int:
-    """How often SLURM has queued our job again; it says nothing at the first start."""
+    """Return the number of times that SLURM has requeued this job; its variable is missing at the first start."""
     count = os.environ.get("SLURM_RESTART_COUNT", "")
     return int(count) if count.isdecimal() else 0
 
 
 def _start_of(pid: int) -> str:
-    """When a process started, where the system says it; "" where it does not."""
+    """Return the start of a process, if the system tells it; otherwise ""."""
     with contextlib.suppress(OSError):
         # The name, in brackets, may hold anything.
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
@@ -71,7 +71,7 @@ def _start_of(pid: int) -> str:
 
 
 def _is_alive(pid: int, started: str) -> bool:
-    """Whether a process of this host is still the one that it was."""
+    """Return True if a process of this host is still the same process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -82,12 +82,12 @@ def _is_alive(pid: int, started: str) -> bool:
 
 
 def lock_of(trial: Trial) -> Path:
-    """The lock file of a trial, beside its folder."""
+    """Return the lock file of a trial, beside its folder."""
     return trial.run.path.with_suffix(".lock")
 
 
 def is_stale(lock: Path, owner: Owner) -> bool:
-    """Whether the owner of a lock is gone."""
+    """Return True if the owner of a lock is gone."""
     me = _this_process()
     if owner["host"] == me["host"]:
         trains = owner["run"] > 0 and _is_alive(owner["run"], owner["run_started"])
@@ -98,7 +98,7 @@ def is_stale(lock: Path, owner: Owner) -> bool:
 
 
 def _silent_seconds(lock: Path) -> float:
-    """How long ago a lock was touched, by the clock of its file system."""
+    """Return the seconds since a lock was touched, by the clock of its file system."""
     probe = lock.with_name(f".{lock.name}.{secrets.token_hex(4)}")
     probe.touch()
     try:
@@ -111,7 +111,7 @@ def _silent_seconds(lock: Path) -> float:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Inside, no other process is inside for the same study's folder. For moments, not for runs."""
+    """Exclude other processes from the same study's folder within the context. For moments, not for runs."""
     make_folder(folder)
     with FileLock(folder / ".taking.lock"):
         yield
@@ -119,7 +119,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 @dataclass
 class Claim:
-    """A trial that is ours to run, until it is let go."""
+    """Claim of this process on a trial, until it is released."""
 
     lock: Path
     study: Path
@@ -128,26 +128,26 @@ class Claim:
     touched: float
 
     def hand_to(self, pid: int) -> None:
-        """Say which process trains."""
+        """Record the process that trains."""
         self.owner = Owner(**{**self.owner, "run": pid, "run_started": _start_of(pid)})
         write_json(self.lock, self.owner)
 
     def keep(self) -> None:
-        """Say that we live, if it is time."""
+        """Touch the lock, if it is time."""
         if time.monotonic() - self.touched > TOUCH_SECONDS:
             self.touched = time.monotonic()
             with contextlib.suppress(FileNotFoundError):
                 os.utime(self.lock)
 
     def let_go(self) -> None:
-        """Remove the lock, if it is still ours."""
+        """Remove the lock, if it still belongs to this process."""
         with alone(self.study):
             if _read(self.lock) == self.owner:
                 self.lock.unlink()
 
 
 def _read(lock: Path) -> Owner | None:
-    """The owner that a lock names; None where there is no lock."""
+    """Read the owner that a lock names; None without a lock."""
     if not lock.is_file():
         return None
     try:
@@ -162,11 +162,7 @@ def _read(lock: Path) -> Owner | None:
 def claim(trial: Trial, study: Path) -> Claim | Owner:
     """Take a trial of the study in the folder ``study``.
 
-    Returns:
-        The claim, or who has the trial.
-
-    Raises:
-        RunError: the lock file is damaged; it names the file.
+    Returns: The claim, or the present owner. Raises: RunError: the lock file is damaged; the message names it.
     """
     lock = lock_of(trial)
     with alone(study):
@@ -180,7 +176,7 @@ def claim(trial: Trial, study: Path) -> Claim | Owner:
 
 
 def owner_of(trial: Trial) -> Owner | None:
-    """Who runs a trial now; None: nobody who lives."""
+    """Return the present owner of a trial; None if no living process has it."""
     lock = lock_of(trial)
     owner = _read(lock)
     return None if owner is None or is_stale(lock, owner) else owner

@@ -1,4 +1,4 @@
-"""Starts of a trial that failed, kept beside its folder: the table tells of them, whichever process made them."""
+"""Failed starts of a trial, kept beside its folder and reported in the table, for any process that made them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRONG_REQUEST = 2
 
 
 class Failed(NamedTuple):
-    """A start of a trial that did not come to its last step."""
+    """A start of a trial that did not reach its last step."""
 
     status: int
     """Exit status of its process; below 0, the signal that killed it."""
@@ -33,21 +33,21 @@ class _Line(TypedDict):
 
 
 def tries_file(trial: Trial) -> Path:
-    """Where a trial's failed starts stand: a line of JSON for each, beside its folder."""
+    """Return the file of a trial's failed starts: a line of JSON for each, beside its folder."""
     return trial.run.path.with_suffix(".failed.jsonl")
 
 
 def add_failure(trial: Trial, failed: Failed) -> None:
-    """Keep a failed start; the caller has claimed the trial."""
+    """Record a failed start; the caller has claimed the trial."""
     failures = [*failures_of(trial), failed]
     write_text(tries_file(trial), "".join(json.dumps(one._asdict()) + "\n" for one in failures))
 
 
 def failures_of(trial: Trial) -> list[Failed]:
-    """A trial's failed starts, the first first.
+    """Read a trial's failed starts, the oldest first.
 
     Raises:
-        RunError: the file is damaged; it names file and line.
+        RunError: the file is damaged; the message names file and line.
     """
     file, found = tries_file(trial), []
     if not file.exists():
@@ -61,7 +61,9 @@ def failures_of(trial: Trial) -> list[Failed]:
 
 
 def told(trials: Sequence[Trial]) -> str:
-    """Which runs failed how often, and how it ended, as a sentence for tables and pages; "" where none did."""
+    """List in a sentence, for tables and pages, the runs that failed, how often and with which outcome; "" if
+    none did.
+    """
     parts = []
     for trial in {trial.label: trial for trial in trials}.values():
         if failed := failures_of(trial):
