@@ -1,1 +1,1 @@
-"""What a person looks at: pages, pictures, tables, the terminal."""
+"""Report: pages, pictures, tables and terminal output for people."""

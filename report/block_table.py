@@ -1,4 +1,4 @@
-"""One snapshot in a terminal or as JSON: a row for every block, then the scalars and the favourite tokens."""
+"""Output of one snapshot in a terminal or as JSON: a row for every block, then the scalars and the favourite tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ON_TEXT_TOO = ("sink", "gradient")
 
 
 def layers(snapshot: Snapshot) -> list[dict[str, float]]:
-    """Figures of the embeddings (layer 0) and of every block, means over heads; what a row has not is left out.
+    """Return the figures of the embeddings (layer 0) and of every block, means over heads; missing ones are left out.
 
-    Those of sinks on the text probe have ``text_`` before their names.
+    Figures of sinks on the text probe have the prefix ``text_``.
     """
     columns = {
         _key(quantity, column, prefix): quantity.blocks(snapshot.arrays[prefix + quantity.array])
@@ -42,7 +42,7 @@ def layers(snapshot: Snapshot) -> list[dict[str, float]]:
 
 
 def _key(quantity: Quantity, column: Column, prefix: str) -> str:
-    """What a row calls a quantity on the probe of a prefix."""
+    """Return the name of a quantity in a row, on the probe of a prefix."""
     return prefix.replace(".", "_") + (column.key or quantity.name)
 
 
@@ -51,7 +51,7 @@ Entry = tuple[Quantity, Column, str]
 
 
 def _table(kept: Sequence[Entry], rows: list[dict[str, float]]) -> tuple[list[Heading], list[list[str]]]:
-    """Headings and cells of the table of blocks."""
+    """Build headings and cells of the table of blocks."""
     headings = [Heading("block"), *(Heading(_title(entry)) for entry in kept)]
     cells = [
         [str(int(row["layer"]) or "embed"), *(format_value(row.get(_key(*entry)), entry[0].format) for entry in kept)]
@@ -66,7 +66,7 @@ def _title(entry: Entry) -> str:
 
 
 def print_snapshot(snapshot: Snapshot, console: Console) -> None:
-    """Print a snapshot, below what it says in sentences; columns give way where the terminal is narrow."""
+    """Print a snapshot, below its sentences; a narrow terminal gets fewer columns."""
     found = snapshot_verdicts(RunHistory.of_snapshot(snapshot))
     console.print(printed(found, ascii_only=console.options.ascii_only))
     console.print()
@@ -111,6 +111,6 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
 
 
 def figures(snapshot: Snapshot) -> dict[str, object]:
-    """Everything that --json prints of a snapshot."""
+    """Return everything that --json prints of a snapshot."""
     summary = {name: value for name, value in snapshot.summary.items() if name != "bias"}
     return strict(summary | {"scalars": snapshot.bias, "layers": layers(snapshot)})

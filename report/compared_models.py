@@ -1,4 +1,4 @@
-"""Models beside one another, as people read it: table, JSON, CSV and pictures."""
+"""Output of compared models for people: table, JSON, CSV and pictures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_CURVES = 6
 
 
 def as_json(found: Sequence[Compared], probe: Mapping[str, Any]) -> dict[str, Any]:
-    """All numbers; what is no number is null."""
+    """Return all numbers as JSON; values that are not numbers are null."""
     return {"probe": dict(probe), "compared": [_as_json(one) for one in found]}
 
 
@@ -59,7 +59,7 @@ def _as_json(one: Compared) -> dict[str, Any]:
 
 
 def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console: Console) -> None:
-    """A row for each pair of models, and for each step."""
+    """Print a row for each pair of models, and for each step."""
     kind = "tokens of text" if probe["kind"] == "text" else "random tokens"
     title = f"{probe['n_sequences']} sequences of {probe['seq_len']} {kind}; KL in nats per token, ± standard error"
     console.print(title, highlight=False, soft_wrap=True, markup=False)
@@ -86,7 +86,7 @@ def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console:
 
 
 def _numbers(found: Sequence[Compared]) -> list[LabelledArray]:
-    """Everything in long form."""
+    """Return everything in long form."""
     arrays = []
     for one in found:
         names, pairs = one.pairs.names, one.pairs
@@ -111,7 +111,7 @@ def _numbers(found: Sequence[Compared]) -> list[LabelledArray]:
 
 
 def write_picture(out: Path, found: Sequence[Compared]) -> None:
-    """The matrix of models, of the last step, and all numbers beside it, as a CSV of the same name."""
+    """Draw the matrix of models at the last step, and write all numbers beside it, as a CSV of the same name."""
     save_png(_models(found[-1].pairs), out)
     write_text(out.with_suffix(".csv"), to_csv(_numbers(found)))
 
@@ -119,13 +119,13 @@ def write_picture(out: Path, found: Sequence[Compared]) -> None:
 def write_folder(
     folder: Path, found: Sequence[Compared], answer: Mapping[str, Any], steps_of_one: Sequence[int] | None
 ) -> None:
-    """All numbers and pictures in a new folder.
+    """Write all numbers and pictures into a new folder.
 
     Args:
-        folder: appears whole or not at all.
-        found: by rising step, if there are several.
-        answer: of `as_json`.
-        steps_of_one: the models' steps, where they are checkpoints of one run.
+        folder: new folder; it appears whole or not at all.
+        found: comparisons by rising step, if there are several.
+        answer: result of `as_json`.
+        steps_of_one: the models' steps, if they are checkpoints of one run.
     """
     last = found[-1].pairs
     with atomic_path(folder) as new:
@@ -164,7 +164,7 @@ def _by_position(pairs: AllPairs) -> Figure:
 
 
 def _over_steps(found: Sequence[Compared], steps_of_one: Sequence[int] | None, quantity: str) -> list[Curve]:
-    """Pairs of runs over their steps; of the checkpoints of one run, each against the first."""
+    """Build the curves of pairs of runs over their steps; for the checkpoints of one run, of each against the first."""
 
     def matrix(pairs: AllPairs) -> np.ndarray:
         return pairs.mean_kl() if quantity == "kl" else pairs.last_cka()

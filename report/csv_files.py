@@ -1,4 +1,4 @@
-"""The numbers of pictures: labelled arrays, and the CSV files beside a page that hold them in long form."""
+"""Numbers of pictures: labelled arrays, and the CSV files beside a page that hold them in long form."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class LabelledArray:
     """Columns that are one and the same for the whole array."""
 
     def within(self, at: Mapping[str, Any]) -> LabelledArray:
-        """The same numbers with further columns."""
+        """Return the same numbers with further columns."""
         return LabelledArray(self.quantity, self.values, self.axes, {**at, **self.at})
 
     def columns(self) -> set[str]:
-        """Names of all its columns."""
+        """Return the names of all its columns."""
         return {"quantity", "value", *self.at, *(name for axis in self.axes for name in axis)}
 
     def lines(self, columns: Sequence[str]) -> Iterator[str]:
-        """Lines of a CSV file, one per value, its axes in C order; those of the last axis at a time."""
+        """Yield the lines of a CSV file, one per value, its axes in C order, those of the last axis at a time."""
         values = np.asarray(self.values)
         if not values.size:
             return
@@ -59,18 +59,18 @@ class LabelledArray:
 
 
 def _fields(axis: Mapping[str, Sequence[Any]]) -> list[dict[str, str]]:
-    """Fields of the columns for every index of an axis."""
+    """Write the fields of the columns for every index of an axis."""
     written = [[_field(coordinate) for coordinate in coordinates] for coordinates in axis.values()]
     return [dict(zip(axis, fields, strict=True)) for fields in zip(*written, strict=True)]
 
 
 def _field(value: Any) -> str:
-    """A value as it stands between two commas of a CSV file."""
+    """Write a value for a place between two commas of a CSV file."""
     return csv_text([[_cell(value), ""]])[: -len(",\n")]
 
 
 def _numbers(values: np.ndarray) -> list[str]:
-    """Fields of numbers, with every digit that they have, nothing where one is not a number."""
+    """Write fields of numbers with all their digits, empty for values that are not numbers."""
     if values.dtype.kind != "f":
         return [_field(value) for value in values.tolist()]
     held = values.tolist()
@@ -85,7 +85,7 @@ def _float(value: float) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value as text: that of a number, nothing where it is not a number."""
+    """Write a value as text; empty for a number that is NaN."""
     if isinstance(value, np.generic):
         value = float(f"{value:.9g}") if value.dtype == np.float32 else value.item()
     if isinstance(value, float):
@@ -94,22 +94,21 @@ def _cell(value: Any) -> str:
 
 
 def to_csv(arrays: Sequence[LabelledArray]) -> str:
-    """The numbers as CSV in long form: a header, then one value per line."""
+    """Write the numbers as CSV in long form: a header, then one value per line."""
     used = {name for array in arrays for name in array.columns()}
     columns = [name for name in COLUMNS if name in used]
     return csv_text([columns]) + "".join(lines for array in arrays for lines in array.lines(columns))
 
 
 def data_folder(page: Path) -> Path:
-    """Where the numbers of a page stand: beside it."""
+    """Return the folder of a page's numbers, beside the page."""
     return page.with_name(f"{page.stem}-data")
 
 
 def check_data_folder(folder: Path) -> None:
     """Refuse a folder that holds anything but CSV files: it is replaced as a whole.
 
-    Raises:
-        UsageError: it does, or is no folder.
+    Raises: UsageError: it does, or it is not a folder.
     """
     if folder.exists():
         foreign = [folder] if not folder.is_dir() else sorted(p for p in folder.iterdir() if p.suffix != ".csv")
@@ -118,7 +117,7 @@ def check_data_folder(folder: Path) -> None:
 
 
 def write_csv_files(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write the CSV files into ``folder``, which appears whole or not at all, in place of what it held."""
+    """Write the CSV files into ``folder``, which appears whole or not at all, and replaces the old one."""
     with atomic_path(folder) as new:
         new.mkdir()
         for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""One figure of a run over training by its name, at the size that a paper has room for."""
+"""Single figures of a run over training by name, at a size for papers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def save_figure(
 ) -> None:
     """Write one figure of ``runs`` to ``out``, whose ending decides the format; the same input gives the same bytes.
 
-    Args:
-        runs: what it shows.
+    Args: runs: the runs.
         name: a section's (``sink``), or the one of a CSV file (``sink-map``).
         out: ends in .pdf, .svg or .png.
         width: inches.

@@ -1,4 +1,6 @@
-"""From a template and its values to one HTML page that fetches nothing, with the numbers of its pictures beside it."""
+"""Rendering of a template and its values to one HTML page that fetches nothing, with the numbers of its pictures beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def write_page(out: Path, sections: Iterable[Section], make: Callable[[str], str
 
     Args:
         out: the page.
-        sections: whose numbers they are.
+        sections: sections with the numbers.
         make: the page's HTML from the name of that folder.
 
     Raises:
@@ -47,8 +49,9 @@ def write_page(out: Path, sections: Iterable[Section], make: Callable[[str], str
 
 @contextmanager
 def _only_writer(*paths: Path) -> Iterator[None]:
-    """Pages of a run are written at its training's end and by people, maybe at once: one process at a time, which
-    removes what a writer that died has left. Elsewhere nobody knows who else is writing."""
+    """Exclude other writers of the page within the context, and remove the leftovers of one that died: pages of a run
+    are written at its training's end and by people, maybe at once. Outside of a run's folder no lock is possible.
+    """
     run = next((folder for folder in paths[0].resolve().parents[:3] if RunDir.is_run(folder)), None)
     if run is None:
         yield
@@ -61,7 +64,7 @@ def _only_writer(*paths: Path) -> Iterator[None]:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """The templates of this room; each is compiled once, which takes as long as to fill it."""
+    """Return the templates of this room; each is compiled once, which takes as long as filling it."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,
@@ -81,7 +84,7 @@ def _environment() -> jinja2.Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """HTML of a template of this room, in our colours."""
+    """Render a template of this room, in the report's colours."""
     return _environment().get_template(template).render(theme=THEME, **values)
 
 
@@ -92,11 +95,11 @@ NavigationLink = tuple[str, str, str]
 def navigation(
     sections: Iterable[Section], moments: Sequence[Snapshot]
 ) -> tuple[list[NavigationLink], list[NavigationLink]]:
-    """What leads to the sections: the chain of the sink, and the seed's mark with sections of users' own below it.
+    """Build the links to the sections: the chain of the sink, and the seed's mark with sections of users' own below it.
 
     Args:
-        sections: of the page.
-        moments: whose scalars the links show, each its own.
+        sections: sections of the page.
+        moments: snapshots whose scalars the links show.
     """
     by_id = {section.id: section for section in sections}
     parts: dict[str, list[NavigationLink]] = {"chain": [], "mark": []}
@@ -109,8 +112,9 @@ def navigation(
 
 
 def _headline(name: str, moments: Sequence[Snapshot]) -> str:
-    """A scalar at those moments, after what it is in a word: of sinks the one on text, where that was measured; of a
-    link that is judged by block the value of the block where it stands out most."""
+    """Write a scalar at those moments, after its name: for sinks the one on text, if measured; for a link that is
+    judged by block the value of the block where it stands out most.
+    """
     if not name:
         return ""
     quantity = MEASURED[name]
@@ -135,5 +139,5 @@ def _headline(name: str, moments: Sequence[Snapshot]) -> str:
 
 
 def colour_variable(run: int) -> str:
-    """CSS variable of a run's colour."""
+    """Return the CSS variable of a run's colour."""
     return f"var(--run-{run % len(RUN_COLOURS)})"

@@ -1,4 +1,4 @@
-"""The few figures below a page's title: name, value, and what to judge it by."""
+"""Key figures below a page's title: name, value, and its reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KeyFigure = tuple[str, str, str]
 
 
 def of_run(run: RunHistory) -> list[KeyFigure]:
-    """Key figures of a run: what the lineage test says, its validation loss, and its newest snapshot beside birth."""
+    """Key figures of a run: its lineage test, its validation loss, and its newest snapshot beside birth."""
     newest = run.last or run.first
     bias: Mapping[str, Any] = newest.bias if newest else {}
     start = run.start.noun
@@ -38,7 +38,7 @@ def of_run(run: RunHistory) -> list[KeyFigure]:
 
 
 def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
-    """Key figures of a snapshot; what is compared with birth only where birth is known."""
+    """Key figures of a snapshot; comparisons with birth only if birth is known."""
     bias, start = snapshot.bias, RunHistory.of_snapshot(snapshot).start
     figures = [
         _sink_mass(snapshot),
@@ -78,7 +78,9 @@ def _effective_rank(snapshot: Snapshot) -> KeyFigure:
 
 
 def lineage_figure(rows: Sequence[Mapping[str, Any]], start: Start = BIRTH) -> list[KeyFigure]:
-    """The newest lineage test of a run's rows (`rows.join_rows`), if there is one: z, p, and the strangers' z."""
+    """Return the newest lineage test of a run's rows (`rows.join_rows`), if there is one: z, p, and the
+    strangers' z.
+    """
     tested = [row for row in rows if "seedprint_z" in row]
     if not tested:
         return []
@@ -98,7 +100,7 @@ def _loss(run: RunHistory, steps: list[int], losses: list[float]) -> KeyFigure:
 
 
 def _sink_mass(snapshot: Snapshot | None) -> KeyFigure:
-    """On text where it was measured, with the figure of random tokens beside it."""
+    """Return the sink mass on text, if measured, with the figure of random tokens beside it."""
     summary: Mapping[str, Any] = snapshot.summary if snapshot else {}
     reading = SinkReading.leading(snapshot)
     bias, lead = summary.get("bias", {}), summary.get(reading.group, {})
@@ -110,7 +112,7 @@ def _sink_mass(snapshot: Snapshot | None) -> KeyFigure:
 
 
 def _judged(what: str, name: str, scalars: Mapping[str, float]) -> str:
-    """``what``, and the value of the quantity's control."""
+    """Return ``what`` with the value of the quantity's control."""
     quantity = MEASURED[name]
     level = quantity.level({"bias": scalars})
     return f"{what}; {quantity.control_label} {format_value(finite_or_nan(level), quantity.format)}"

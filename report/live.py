@@ -1,4 +1,4 @@
-"""The page of runs that go on, served on this machine alone; it follows them and keeps what its reader looks at."""
+"""Live page of runs in progress, served on this machine only; it follows the runs and keeps the reader's view."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..measure.records import RunDir
 from .run_page import build_report
 
 HOST = "127.0.0.1"
-#: Where it is served unless a port is asked for; so many of the next ones are tried.
+#: Default port, and number of further ports that are tried.
 PORT, _PORTS = 8420, 20
 #: New lines of the log alone draw the page again after so many times the seconds that drawing takes: it shares the
 #: machine with the training. A new snapshot draws it at once.
@@ -59,10 +59,10 @@ _FOLLOW = """(() => {
 
 
 class LivePage:
-    """The page of runs as their files are now; drawn when somebody asks.
+    """Page of runs in their present state; drawn on request.
 
     Args:
-        runs: what to show.
+        runs: the runs.
     """
 
     def __init__(self, runs: Sequence[RunDir]) -> None:
@@ -75,11 +75,13 @@ class LivePage:
         """The numbers of its pictures by the names that it links to."""
 
     def draw(self) -> None:
-        """Draw it; RunError names the file of a run that is damaged."""
+        """Draw the page; RunError names a damaged file of a run."""
         self._draw(self._look())
 
     def refresh(self) -> None:
-        """Draw it again where there is news. What cannot be read now leaves the page, and is the ``problem``."""
+        """Draw the page again if there is news. If a file is unreadable, the page is dropped, and ``problem``
+        says why.
+        """
         with self._lock:
             try:
                 found = self._look()
@@ -91,7 +93,7 @@ class LivePage:
                 self.problem = f"not up to date: {one_line(error)}"
 
     def _look(self) -> tuple[str, str]:
-        """What snapshots there are, and how far the logs are, as digests."""
+        """Return digests of the snapshots, and of the progress of the logs."""
         snapshots = [folder for run in self.runs for folder in run.snapshot_folders()]
         return _digest(snapshots), _digest([run.metrics for run in self.runs])
 
@@ -102,7 +104,7 @@ class LivePage:
             build_report(self.runs, out)
             page = out.read_text(encoding="utf-8")
             self.tables = {file.relative_to(folder).as_posix(): file.read_bytes() for file in out.parent.rglob("*.csv")}
-        # What came while it was drawn is news again.
+        # Changes during the drawing count as news again.
         self._seen, self.version = found, "-".join(found)
         self._drawn_at = time.monotonic()
         self._took = self._drawn_at - start
@@ -110,13 +112,13 @@ class LivePage:
 
 
 def _digest(paths: Sequence[Path]) -> str:
-    """Of which files and folders there are, and when each was written."""
+    """Hash the paths that exist, and their times and sizes."""
     found = [(str(path), (stat := path.stat()).st_mtime_ns, stat.st_size) for path in paths if path.exists()]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def _with_script(page: str, version: str) -> str:
-    """The page with the script that follows, which its security policy lets load and ask this server."""
+    """Add the follower script to the page, and allow it in the page's security policy."""
 
     def allow(found: re.Match[str]) -> str:
         parts = (part.strip().partition(" ") for part in found[2].split(";"))
@@ -131,14 +133,14 @@ def _with_script(page: str, version: str) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET for the page, its numbers, its script and its state, and nothing else."""
+    """Handler of GET requests for the page, its numbers, its script and its state, and nothing else."""
 
     server: LiveServer
     server_version, sys_version = "birthmark", ""
     timeout = _REQUEST_S  # of each read
 
     def setup(self) -> None:
-        """Begin, with a limit for the whole request: bytes that drip in begin each read anew."""
+        """Set a limit for the whole request: each dripping byte would restart a limit per read."""
         super().setup()
         self._limit = threading.Timer(_REQUEST_S, self._cut_off)
         self._limit.daemon = True
@@ -149,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RD)
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer a request."""
         self._limit.cancel()
         # A page of the web whose name leads to this machine must not read it.
         hosts = self.headers.get_all("Host", [])
@@ -180,20 +182,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def finish(self) -> None:
-        """End; the limit goes with the request."""
+        """End the request and its limit."""
         self._limit.cancel()
         super().finish()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: what is asked for is no news."""
+        """Print nothing: requests are not news."""
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves a page on this machine.
+    """Server of a page on this machine.
 
     Args:
-        page: what is served.
-        port: where; None takes `PORT`, or the next one that is free.
+        page: the page.
+        port: port; None takes `PORT`, or the next one that is free.
 
     Raises:
         UsageError: the port is in use, or may not be used.
@@ -217,6 +219,6 @@ class LiveServer(ThreadingHTTPServer):
         raise UsageError(f"no free port from {PORT} to {PORT + _PORTS - 1}: give one with --port")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that leaves before it has its answer is no error."""
+        """Ignore a browser that leaves before it has its answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)

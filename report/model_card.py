@@ -1,4 +1,4 @@
-"""The model card of an exported folder: what the model is, where it comes from, and what was measured in it."""
+"""Model card of an exported folder: the model, its origin, and its measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ safetensors; nothing is unpickled.
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run knows of one of its models."""
+    """Facts of a run about one of its models."""
 
     birth: Mapping[str, Any] = field(default_factory=dict)
     """``birth.json``."""
@@ -43,10 +43,10 @@ class RunFacts:
 
 
 def facts_of_run(run: RunDir, step: int) -> RunFacts:
-    """What a run's records say of its model after ``step`` steps.
+    """Collect the facts in a run's records about its model after ``step`` steps.
 
     Raises:
-        RunError: a record is damaged; the file is named.
+        RunError: a record is damaged; the message names the file.
     """
     before = [folder for folder in run.snapshot_folders() if step_of(folder) <= step]
     losses = {at: row["val/loss"] for at, row in metrics_by_step(run).items() if at <= step and "val/loss" in row}
@@ -70,21 +70,21 @@ def model_card(
     digest: str | None = None,
     certificate: Mapping[str, Any] | None = None,
 ) -> str:
-    """Markdown.
+    """Write the card in Markdown.
 
-    Neither the seed nor a path is in it. With a certificate the digest of the birth is not either: seeds could be tried
-    against it.
+    It contains neither the seed nor a path. With a certificate it lacks the digest of the birth too: seeds could be
+    tried against it.
 
     Args:
-        name: of the folder.
+        name: name of the folder.
         config: the model.
         step: optimizer steps that it has been trained for.
-        facts: what its run knows.
+        facts: facts of its run.
         code: files of code in the folder.
-        gguf_file: the one file of weights, where that is a GGUF file.
-        gguf_is_theirs: whether ``transformers`` reads such a file too.
-        has_tokenizer: whether a tokenizer is.
-        digest: of the birth, where there is no run.
+        gguf_file: the one file of weights, if it is a GGUF file.
+        gguf_is_theirs: ``transformers`` reads such a file too.
+        has_tokenizer: the folder holds a tokenizer.
+        digest: digest of the birth, if there is no run.
         certificate: the run's (docs/audit.md), with its own digest as ``sha256``.
     """
     n_params = sum(math.prod(shape) for _, shape in parameter_shapes(config))
@@ -186,15 +186,15 @@ def _figures(facts: RunFacts) -> list[tuple[str, str, str]]:
 def dequantised_card(
     name: str, file: str, model_type: str, kinds: Mapping[str, int], dtype: str, has_tokenizer: bool
 ) -> str:
-    """Markdown, of a model that was read from GGUF.
+    """Write the card of a model that was read from GGUF, in Markdown.
 
     Args:
-        name: of the folder.
+        name: name of the folder.
         file: the GGUF file's name.
-        model_type: as ``config.json`` has it.
-        kinds: how its weights were stored: type → number of tensors.
-        dtype: in which they are now.
-        has_tokenizer: whether a tokenizer is in the folder.
+        model_type: ``model_type`` of ``config.json``.
+        kinds: storage of its weights: type → number of tensors.
+        dtype: their present type.
+        has_tokenizer: the folder holds a tokenizer.
     """
     tokenizer = f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}")' if has_tokenizer else ""
     load = _LOAD.format(name=one_line(name), more="", tokenizer=tokenizer).replace("\n\n```\n", "\n```\n")

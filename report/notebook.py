@@ -1,7 +1,7 @@
 """Runs and snapshots as HTML fragments for a notebook: a table and the main pictures, with nothing to fetch.
 
-A fragment brings its own colours and fonts, and stands on a light ground: a notebook has neither our style sheet nor
-a theme that we know.
+A fragment has its own colours and fonts, and a light background: a notebook has neither the page's style sheet nor a
+known theme.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .snapshot_table import shown_columns
 from .text import step_in_words, without_shared_folder
 from .verdicts import MARKS, snapshot_verdicts, verdicts
 
-#: Whose first picture stands for a run, and for a snapshot.
+#: Sections whose first picture represents a run, and a snapshot.
 _OF_RUN = (LOSS, SINK, DIRECTION, PERSISTENCE)
 _OF_SNAPSHOT = (AGGREGATION, SINK, DIRECTION, PREFERENCE)
 
@@ -47,7 +47,7 @@ _MOST_PAIRS = 6
 
 
 def run_html(run: RunDir) -> str:
-    """A run over training: what it says in sentences, its table of snapshots, its main curves.
+    """Render a run over training: sentences, table of snapshots, main curves.
 
     Raises:
         RunError: a file of the run is damaged; the message names it.
@@ -69,11 +69,11 @@ def run_html(run: RunDir) -> str:
 
 
 def snapshot_html(snapshot: Snapshot, name: str = "") -> str:
-    """One snapshot: what it says in sentences, its key figures, its main pictures.
+    """Render one snapshot: sentences, key figures, main pictures.
 
     Args:
         snapshot: the measurement.
-        name: what it is of.
+        name: name of the model.
     """
     history = RunHistory.of_snapshot(snapshot)
     view = SnapshotView(name, snapshot, history.start)
@@ -87,7 +87,7 @@ def snapshot_html(snapshot: Snapshot, name: str = "") -> str:
 
 
 def comparison_html(compared: Compared) -> str:
-    """Models beside one another: CKA and divergences of the first pairs, the matrices of all."""
+    """Render compared models: CKA and divergences of the first pairs, the matrices of all."""
     names, pairs = without_shared_folder(compared.pairs.names), compared.pairs
     cka_AA, kl_AA = pairs.last_cka(), pairs.mean_kl()
     shown = list(combinations(range(len(names)), 2))[:_MOST_PAIRS]
@@ -105,7 +105,7 @@ def comparison_html(compared: Compared) -> str:
 
 
 def _first_pictures(links: Iterable[Link], fill: Any, start: Start) -> list[Picture]:
-    """The first picture of each link that has one; none where matplotlib is missing."""
+    """Return the first picture of each link that has one; none without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
     found = []
@@ -133,6 +133,6 @@ def _render(title: str, figures: Sequence[tuple[str, str, str]], pictures: Seque
 
 
 def _resolved(svg: str) -> str:
-    """A picture with plain colours and fonts in place of our style sheet's."""
+    """Replace the style sheet's variables in a picture by plain colours and fonts."""
     plain = re.sub(r"var\(--[\w-]+,(#[0-9a-f]{6})\)", r"\1", svg)
     return plain.replace("var(--sans)", "sans-serif").replace("var(--mono)", "monospace")

@@ -1,4 +1,4 @@
-"""The arrays of a snapshot by probe: those of the text probe stand under names of their own."""
+"""Arrays of a snapshot by probe: those of the text probe have a prefix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUPS = {"": "bias", "text.": "bias_text"}
 
 
 def measured_probes(snapshot: Snapshot) -> list[str]:
-    """Prefixes of the probes that a snapshot was measured on."""
+    """Return the prefixes of the probes on which a snapshot was measured."""
     return [
         prefix
         for prefix in PROBES
@@ -23,11 +23,11 @@ def measured_probes(snapshot: Snapshot) -> list[str]:
 
 
 def arrays_of(snapshot: Snapshot, prefix: str) -> dict[str, np.ndarray]:
-    """The arrays of one probe, without its prefix."""
+    """Return the arrays of one probe, without its prefix."""
     names = {name: name.removeprefix(prefix) for name in snapshot.arrays if name.startswith(prefix)}
     return {short: snapshot.arrays[name] for name, short in names.items() if "." not in short}
 
 
 def of_probe(prefix: str, key: str, caption: str) -> tuple[str, str]:
-    """Key and caption of a picture that every probe has one of."""
+    """Return key and caption for a picture that exists once per probe."""
     return (f"{key}-{PROBES[prefix]}", f"{caption.rstrip('.')}; {PROBES[prefix]} probe.") if prefix else (key, caption)

@@ -1,4 +1,4 @@
-"""One row per snapshot, joined with the losses of its step, read and checked."""
+"""Rows of snapshots, one each, joined with the losses of their step, read and checked."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ _LINEAGE = ("seedprint/z", "seedprint/log10_p", "seedprint/z_stranger")  # where
 
 
 def row_key(name: str) -> str:
-    """What a row calls a quantity."""
+    """Return the name of a quantity in a row."""
     return name.replace("/", "_")
 
 
 def declared_quantities(snapshots: Iterable[Snapshot]) -> dict[str, Quantity]:
-    """Every quantity that snapshots may hold, by name: ours, and those that users' metrics declared in them."""
+    """Return every quantity that snapshots may hold, by name: built-in ones, and those that users' metrics declared in
+    them.
+    """
     found = dict(MEASURED)
     for snapshot in snapshots:
         found |= snapshot.quantities
@@ -27,7 +29,7 @@ def declared_quantities(snapshots: Iterable[Snapshot]) -> dict[str, Quantity]:
 
 
 def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Rows of snapshots that were read already; see `snapshot_rows`."""
+    """Build the rows of snapshots that were read already; see `snapshot_rows`."""
     by_step: dict[int, Snapshot | None] = {snapshot.step: snapshot for snapshot in snapshots}
     last = max([*by_step, *metrics], default=0)
     if metrics and last not in by_step:
@@ -50,13 +52,12 @@ def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, 
 
 
 def snapshot_rows(run: RunDir) -> list[dict[str, Any]]:
-    """One row per snapshot of ``run``, in step order.
+    """Read one row per snapshot of ``run``, in step order.
 
     A row holds ``step``, ``label`` (``birth``, ``step``, ``end``), ``tokens``, the losses of metrics.jsonl at exactly
-    that step (``val_loss``, ``train_loss``, ``val_bits_per_byte``, ``val_loss_trigger``; None where that step has
-    none), the figures of the lineage test where it was on (``seedprint_z``, ``seedprint_log10_p``,
-    ``seedprint_z_stranger``) and every scalar of the snapshot under its own name, those of the text probe with
-    ``text_`` before it.
-    If training went on after the last snapshot, a last row has the losses of the end.
+    that step (``val_loss``, ``train_loss``, ``val_bits_per_byte``, ``val_loss_trigger``; None if that step has none),
+    the figures of the lineage test if it was on (``seedprint_z``, ``seedprint_log10_p``, ``seedprint_z_stranger``) and
+    every scalar of the snapshot under its own name, those of the text probe with ``text_`` before it. If training went
+    on after the last snapshot, a last row has the losses of the end.
     """
     return join_rows(run.snapshots(), metrics_by_step(run))

@@ -1,4 +1,4 @@
-"""What the page of runs begins with: what was trained on what, what happened, and the story in interactive panels."""
+"""Beginning of the page of runs: models and data, findings, and the story in interactive panels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPEN_FINDINGS = 2
 
 
 def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRun]:
-    """The runs as the page's controls name them."""
+    """Return the runs with their names for the page's controls."""
     several = comparison.several_seeds
     return [
         PageRun(
@@ -43,11 +43,11 @@ def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRu
 def story(
     runs: Sequence[RunHistory], comparison: Comparison
 ) -> tuple[list[Block], dict[str, list[ChartPanel]], dict[str, str]]:
-    """The blocks of the story; then, by section, the panels that it leaves out and why.
+    """Build the blocks of the story; return also, by section, the panels that it leaves out, and why.
 
     Args:
-        runs: of the page.
-        comparison: of their configs.
+        runs: runs of the page.
+        comparison: comparison of their configs.
     """
     blocks: list[Block] = []
     if len(runs) == 1:
@@ -70,7 +70,7 @@ def story(
 
 
 def _in_words_of(start: Start, panel: ChartPanel) -> ChartPanel:
-    """A panel, which speaks of a birth, in the words of another start."""
+    """Adapt a panel, written for a birth, to the words of another start."""
     if start.is_birth:
         return panel
     if isinstance(panel, RankingPanel):
@@ -81,7 +81,7 @@ def _in_words_of(start: Start, panel: ChartPanel) -> ChartPanel:
 
 
 def about_run(run: RunHistory) -> str:
-    """Model, data and start of a run in a line."""
+    """Describe model, data and start of a run in a line."""
     birth = run.birth
     model, data = birth.get("model") or {}, birth.get("data") or {}
     summary: Mapping[str, Any] = run.snapshots[-1].summary if run.snapshots else {}
@@ -133,7 +133,7 @@ def _swatch(run: int) -> Markup:
 
 
 def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
-    """Where the configs differ: a line for each run, or for each field where there are more of them than runs."""
+    """Show where the configs differ: a line for each run, or for each field if there are more fields than runs."""
     values = [[printable(value or MISSING) for value in row] for row in comparison.values]
     names = [_swatch(run.index) + escape(run.name) for run in runs]
     if len(comparison.fields) > max(len(runs), 4):
@@ -148,7 +148,7 @@ def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]
 
 
 def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Block]:
-    """What happened in every run, in sentences."""
+    """Build the findings of every run, in sentences."""
     blocks: list[Block] = []
     for run in runs:
         found = [
@@ -175,7 +175,7 @@ def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Blo
 
 
 def _paired(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
-    """Differences between configs over pairs of one seed."""
+    """Show differences between configs over pairs of one seed."""
     found = paired_differences(runs, comparison.groups)
     blocks: list[Block] = []
     for a, b, differences in found[:_MOST_PAIRS]:
@@ -207,7 +207,7 @@ def _compared_name(difference: Difference) -> str:
 
 
 def _cells(difference: Difference, *, with_step: bool) -> list[str]:
-    """Quantity, both means, their difference, its interval, pairs."""
+    """Return quantity, both means, their difference, its interval, and the number of pairs."""
     spec = difference.quantity.format
     name = _compared_name(difference) + (f", step {difference.step:,}" if with_step else "")
     ends = "one pair" if difference.n_pairs else MISSING

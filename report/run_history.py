@@ -1,4 +1,4 @@
-"""One run over training as pages show it, read once and checked before anything is drawn."""
+"""Histories of runs over training for pages, read once and checked before anything is drawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_runs(runs: Sequence[RunDir]) -> list[RunHistory]:
 
 
 def _names(runs: Sequence[RunDir]) -> list[str]:
-    """The shortest ends of the runs' paths that differ; a run given twice is numbered."""
+    """Return the shortest ends of the runs' paths that differ; a run given twice is numbered."""
     parts = [run.path.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(p[-depth:]) for p in parts]

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of one run over training, or of several side by side; and the same rows as JSON."""
+"""Self-contained HTML page of one run over training, or of several side by side; and the same rows as JSON."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from .verdicts import verdicts
 def build_report(runs: Sequence[RunDir], out: Path) -> None:
     """Write the report of ``runs`` to ``out``: one HTML page that fetches nothing; the same input gives the same bytes.
 
-    Beside it stands a folder with the numbers of its pictures. Where ``out`` is the one run's own report, the page of
-    its newest snapshot is written too.
+    A folder beside it holds the numbers of its pictures. If ``out`` is the one run's own report, the page of its newest
+    snapshot is written too.
 
     Raises:
         RunError: a file of a run is damaged; the message names it.
-        UsageError: no run was given, matplotlib is missing, or something stands where the numbers go.
+        UsageError: no run was given, matplotlib is missing, or something is in the place of the numbers.
     """
     histories = read_runs(runs)
     view = TrainingView(histories)
@@ -85,7 +85,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
 
 
 def _said(runs: Sequence[RunHistory]) -> dict[str, str]:
-    """Sentences of the sections that the first screen of one run's page lacks, by section."""
+    """Collect the sections' sentences that the first screen of one run's page lacks, by section."""
     found: dict[str, list[str]] = {}
     for verdict in verdicts(runs[0]) if len(runs) == 1 else []:
         if not verdict.headline:
@@ -94,7 +94,7 @@ def _said(runs: Sequence[RunHistory]) -> dict[str, str]:
 
 
 def _live(section: Section, runs: Sequence[str], declared: Mapping[str, Quantity]) -> list[ChartPanel | None]:
-    """The live panel of each picture of a section."""
+    """Build the live panel of each picture of a section."""
     return [
         panel_of_numbers(f"{picture.file.removesuffix('.csv')}-{i}", "", picture.numbers, runs, {**declared, **LOGGED})
         for i, picture in enumerate(section.pictures)
@@ -102,7 +102,7 @@ def _live(section: Section, runs: Sequence[str], declared: Mapping[str, Quantity
 
 
 def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
-    """(name, link) of the pages of single snapshots that stand below the folder of ``out``."""
+    """Return (name, link) of the pages of single snapshots below the folder of ``out``."""
     links = []
     for snapshot in run.snapshots:
         page = snapshot_page(run.folder.snapshot(snapshot.step)).resolve()
@@ -117,7 +117,9 @@ def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
 
 
 def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
-    """What the report says, as JSON: per run its identity, verdicts and rows; a value that is not finite is None."""
+    """Return the content of the report as JSON: per run its identity, verdicts and rows; a value that is not finite is
+    None.
+    """
     return {
         "runs": [
             {
@@ -139,8 +141,9 @@ def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
 
 
 def _certificate(run: RunHistory) -> list[tuple[str, str]]:
-    """(name, value) of the birth certificate, flat; what it does not hold is left out. Where there is none, of what was
-    measured."""
+    """Return (name, value) of the birth certificate, flat, without missing entries; without a certificate, of the
+    measured model.
+    """
     birth = run.birth
     if not birth:
         summary = run.snapshots[-1].summary
@@ -153,7 +156,7 @@ def _certificate(run: RunHistory) -> list[tuple[str, str]]:
 
 
 def _flat(value: Any) -> str:
-    """A value of a certificate in one line."""
+    """Write a value of a certificate in one line."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_flat(item)}" for key, item in value.items())
     if isinstance(value, list):

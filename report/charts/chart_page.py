@@ -1,6 +1,6 @@
 """Pages made of blocks: sentences, tables, panels and folds, in one HTML file that fetches nothing.
 
-To make a page, list its blocks and write what `render_page` returns:
+To make a page, list its blocks and write the result of `render_page`:
 
     panel = CurvePanel("loss", "Validation loss (nats)", [Series(losses, {"step": steps}, run=0)], csv="loss.csv")
     blocks = [Prose("One sentence."), Controls(), Panels([panel]), Fold("Config", [Table(["field", "value"], rows)])]
@@ -38,7 +38,7 @@ from .thinning import share_arrays, thinned
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading that can be linked to, and a sentence below it."""
+    """A heading that can be linked to, with a sentence below it."""
 
     id: str
     title: str
@@ -58,15 +58,15 @@ class Prose:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence about what was measured, with the curve that it is made from."""
+    """A sentence about a measurement, with the curve behind it."""
 
     sentence: str
     tone: str = ""
     """``present``, ``weak``, ``absent`` or ``unclear``: the mark before it."""
     values: Sequence[float] = ()
-    """Of the sparkline, over steps."""
+    """Values of the sparkline, over steps."""
     control: Sequence[float] = ()
-    """What they are judged against, in grey."""
+    """Controls of the values, in grey."""
     link: str = ""
     """Id of the block that it leads to."""
     run: int = 0
@@ -75,7 +75,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """Sentences that say what happened."""
+    """Sentences about the course of the runs."""
 
     findings: Sequence[Finding]
     title: str = ""
@@ -84,7 +84,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; a cell that is markup already stands as it is."""
+    """A table; cells that are markup are not escaped."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str | Markup]]
@@ -126,7 +126,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Html:
-    """Markup that was made, and escaped, elsewhere."""
+    """Markup that was made, and escaped, by other code."""
 
     markup: Markup
     kind: str = "html"
@@ -149,16 +149,16 @@ def render_page(
     further: Sequence[ChartPanel] = (),
     **values: Any,
 ) -> str:
-    """One HTML file of ``blocks``; the same blocks give the same bytes.
+    """Render ``blocks`` as one HTML file; the same blocks give the same bytes.
 
     Args:
-        title: its heading.
-        blocks: from the top.
-        runs: what `Series.run` counts through; none where panels are of no run.
+        title: heading of the page.
+        blocks: blocks from top to bottom.
+        runs: runs that `Series.run` refers to by index; empty if panels belong to no run.
         about: a few words above the title.
         data: the folder beside the page that holds the panels' CSV files; "" for none.
-        template: one that extends ``charts.html.j2``, and takes ``values``.
-        further: panels that this template places itself, by its macro ``show``.
+        template: a template that extends ``charts.html.j2``, and takes ``values``.
+        further: panels that the template itself places, by its macro ``show``.
 
     Raises:
         ValueError: two panels have one id.
@@ -188,7 +188,7 @@ def render_page(
 
 
 def panels_of(blocks: Iterable[Block]) -> Iterator[ChartPanel]:
-    """All panels, in their order."""
+    """Yield all panels, in their order."""
     for block in blocks:
         if isinstance(block, Panels):
             yield from block.panels
@@ -197,7 +197,7 @@ def panels_of(blocks: Iterable[Block]) -> Iterator[ChartPanel]:
 
 
 def island(panels: Iterable[ChartPanel], runs: Sequence[PageRun]) -> str:
-    """The data of the page's script as JSON that can stand in HTML: no character in it begins or ends markup."""
+    """Encode the data of the page's script as JSON that is safe inside HTML: no character begins or ends markup."""
     panels = list(panels)
     data: dict[str, Any] = {
         "runs": [run.to_json() for run in runs],
@@ -214,7 +214,7 @@ def island(panels: Iterable[ChartPanel], runs: Sequence[PageRun]) -> str:
 
 
 def _steps(panels: Iterable[ChartPanel]) -> list[int]:
-    """Steps that the scrubber stops at: those of maps, rankings and all that is cut at a step."""
+    """Return the steps at which the scrubber stops: those of maps, rankings and everything that is cut at a step."""
     found: set[int] = set()
     for panel in panels:
         if isinstance(panel, RankingPanel):
@@ -228,7 +228,7 @@ def _steps(panels: Iterable[ChartPanel]) -> list[int]:
 
 @cache
 def page_script() -> str:
-    """The script of every page: the library, our panels, our controls."""
+    """Return the script of every page: the library, the panels, the controls."""
     return "".join(_asset(name) for name in ("uPlot.min.js", "charts.js", "page.js"))
 
 
@@ -239,7 +239,7 @@ def _asset(name: str) -> str:
 
 
 def sparkline(values: Sequence[float], control: Sequence[float] = ()) -> Markup:
-    """A small curve without axes, its control in grey; "" where there are no two points."""
+    """Draw a small curve without axes, its control in grey; "" for fewer than two points."""
     curves = [[(i, v) for i, v in enumerate(found) if math.isfinite(v)] for found in (control, values)]
     if len(curves[1]) < 2:
         return Markup("")

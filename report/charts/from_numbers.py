@@ -1,4 +1,4 @@
-"""A live panel for every picture of the causal chain, from the very numbers that its CSV file holds."""
+"""Live panels of every picture of the causal chain, from the same numbers as its CSV file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..text import one_line
 from .specs import LOOKS, CurvePanel, HeatmapPanel, Look, Series
 
 _ALONG = ("position", "rank", "epsilon", "index", "step", "layer")
-"""What lines run along: the first of these that the numbers have; the scrubber chooses among steps beside it."""
+"""Axes along which lines run: the first of these that the numbers have; the scrubber chooses among steps beside it."""
 _CONTROLS = {q.control for q in (*MEASURED.values(), *LOGGED.values()) if isinstance(q.control, str)}
 _CONTROLS |= {"level", "unigram_entropy", "predicted", "seedprint/z_stranger"}
 _MOST_CELLS = 4096
-"""Of a live map; a larger one is a picture."""
+"""Largest number of cells in a live map; a larger one is a picture."""
 _MOST_HEADS = 16
-"""Whose lines stand beside one another."""
+"""Largest number of heads whose lines are shown together."""
 _SPACED = ("position", "rank")
 """Axes on which what comes first matters most."""
 
@@ -28,12 +28,12 @@ _SPACED = ("position", "rank")
 def panel_of_numbers(
     id_: str, title: str, numbers: Sequence[LabelledArray], runs: Sequence[str], declared: Mapping[str, Quantity]
 ) -> CurvePanel | HeatmapPanel | None:
-    """The panel of a picture; None where nothing runs along an axis.
+    """Build the panel of a picture; None if nothing runs along an axis.
 
     Args:
         id_: its id in the page.
-        title: above it.
-        numbers: of the picture.
+        title: title above it.
+        numbers: numbers of the picture.
         runs: names of the page's runs.
         declared: quantities by name.
     """
@@ -60,7 +60,7 @@ def panel_of_numbers(
 
 
 def _few_heads(array: LabelledArray) -> list[LabelledArray]:
-    """The array, or of more heads than lines can show their mean, the least and the largest."""
+    """Return the array or, for more heads than lines can show, their mean, least and largest."""
     names = list(_axes(array))
     if "head" not in names or np.shape(array.values)[names.index("head")] <= _MOST_HEADS:
         return [array]
@@ -72,7 +72,7 @@ def _few_heads(array: LabelledArray) -> list[LabelledArray]:
 
 
 def _measure(kinds: Sequence[str], declared: Mapping[str, Quantity]) -> str:
-    """What the y axis shows: label and unit of one declared quantity, or the unit that several have in common."""
+    """Return the label of the y axis: label and unit of one declared quantity, or the common unit of several."""
     names = {_plain(kind) for kind in kinds}
     if len(names) > 1:
         units = {declared[name].unit if name in declared else "" for name in names}
@@ -86,12 +86,12 @@ def _plain(quantity: str) -> str:
 
 
 def _name(quantity: str) -> str:
-    """What a line is called beside others."""
+    """Return the name of a line beside others."""
     return LOGGED[quantity].label if quantity in LOGGED else _plain(quantity).replace("_", " ")
 
 
 def _axes(array: LabelledArray) -> dict[str, Sequence[Any]]:
-    """Names and coordinates of its axes; a token's text says more than its id."""
+    """Return names and coordinates of an array's axes; a token's text says more than its id."""
     return {("text" if "text" in axis else next(iter(axis))): _words(axis) for axis in array.axes}
 
 
@@ -100,7 +100,7 @@ def _words(axis: Mapping[str, Sequence[Any]]) -> Sequence[Any]:
 
 
 def _joined(numbers: Sequence[LabelledArray]) -> list[LabelledArray]:
-    """Arrays that differ in their step alone as one array over steps: the scrubber chooses among them."""
+    """Join arrays that differ only in their step into one over steps, among which the scrubber chooses."""
     groups: dict[Any, list[LabelledArray]] = {}
     for array in numbers:
         rest = tuple(sorted((name, str(value)) for name, value in array.at.items() if name != "step"))

@@ -1,4 +1,4 @@
-"""The panels of a page of runs: one per quantity, with all runs in it, by the section that they belong to."""
+"""Panels of a page of runs: one per quantity, with all runs in it, by the section that they belong to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Curves:
     """Scalar that they are judged against."""
     control_look: Look = "control"
     array: str = ""
-    """What a chosen block or head is read from."""
+    """Array from which a chosen block or head is read."""
     csv: str = ""
     unit: str = ""
     """By default the quantity's."""
@@ -115,7 +115,7 @@ _RATIO = _Curves("preference-ratio", "The favourite token", {"preference_ratio":
 
 
 def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
-    """The panels by section, in causal order; a section without numbers over training has none."""
+    """Build the panels by section, in causal order; a section without numbers over training has none."""
     made: dict[str, list[ChartPanel | None]] = {
         "loss": [
             _losses(runs),
@@ -148,7 +148,7 @@ def _x_is_wide(runs: Sequence[RunHistory]) -> bool:
 def _scalars(
     run: RunHistory, key: str, name: str, look: Look = "solid", group: str = "bias", probe: str = ""
 ) -> Series | None:
-    """A snapshot scalar over the steps of a run; None where it was not measured."""
+    """Read a snapshot scalar over the steps of a run; None if it was not measured."""
     steps = [snapshot.step for snapshot in run.dated]
     values = np.array([finite_or_nan((s.summary.get(group) or {}).get(key)) for s in run.dated])
     if not np.isfinite(values).any():
@@ -159,7 +159,7 @@ def _scalars(
 def _arrays(
     run: RunHistory, prefix: str, name: str, read: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> tuple[list[int], np.ndarray] | None:
-    """Steps and the arrays ``[S, …]`` of those snapshots that hold one of the newest one's shape."""
+    """Return steps and arrays ``[S, …]`` of those snapshots that hold one of the newest one's shape."""
     held = [(s.step, arrays_of(s, prefix)[name]) for s in run.dated if name in arrays_of(s, prefix)]
     held = [(step, np.asarray(read(a) if read else a, dtype=float)) for step, a in held]
     held = [(step, a) for step, a in held if a.shape == held[-1][1].shape]
@@ -174,7 +174,7 @@ def _coordinates(axes: Sequence[AxisName], shape: Sequence[int]) -> dict[str, Se
 
 
 def _of_blocks(run: RunHistory, name: str, legend: str) -> Iterator[Series]:
-    """What a chosen block or head shows of an array, by probe."""
+    """Yield the series for a chosen block or head of an array, by probe."""
     for prefix, probe in PROBES.items():
         if (found := _arrays(run, prefix, name)) is not None:
             steps, values = found
@@ -183,13 +183,13 @@ def _of_blocks(run: RunHistory, name: str, legend: str) -> Iterator[Series]:
 
 
 def _with_probe(run: RunHistory, legend: str, probe: str) -> str:
-    """A legend's words; the probe too, where there are two."""
+    """Return a legend's words, with the probe if there are two."""
     both = any(s.summary.get("bias_text") for s in run.snapshots)
     return ", ".join(filter(None, [legend, f"{probe} probe" if both else ""]))
 
 
 def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
-    """Scalars of every run and probe, the text probe's first where there is one, and their control."""
+    """Build the scalars of every run and probe, the text probe's first if there is one, with their control."""
     series: list[Series | None] = []
     for run in runs:
         for prefix, group in reversed(GROUPS.items()):
@@ -250,7 +250,7 @@ def _losses(runs: Sequence[RunHistory]) -> CurvePanel | None:
 
 
 def _by_source(runs: Sequence[RunHistory]) -> CurvePanel | None:
-    """Validation losses of the sources of a mixture."""
+    """Build the validation losses of the sources of a mixture."""
     found = [
         series
         for run in runs
@@ -262,7 +262,7 @@ def _by_source(runs: Sequence[RunHistory]) -> CurvePanel | None:
 
 
 def _evaluation(runs: Sequence[RunHistory], *scores: str) -> CurvePanel | None:
-    """One kind of score of all texts or tasks that have it."""
+    """Build one kind of score of all texts or tasks that have it."""
     names = [(name, score) for name, found in evaluated(runs).items() for score in scores if score in found]
     found = [
         series
@@ -280,7 +280,7 @@ def _evaluation(runs: Sequence[RunHistory], *scores: str) -> CurvePanel | None:
 
 
 def _chance(runs: Sequence[RunHistory], names: Sequence[str]) -> list[tuple[float, str]]:
-    """What guessing reaches, each level once, and its legend: the tasks that it is the level of, unless it is all."""
+    """Return the levels of guessing, each once, with its legend: the tasks that share it, unless all do."""
     tasks: dict[float, list[str]] = {}
     for name in names:
         for level in {level for run in runs for level in run.series(f"eval/{name}/chance")[1] if np.isfinite(level)}:
@@ -319,7 +319,7 @@ def _lineage(runs: Sequence[RunHistory]) -> CurvePanel | None:
 
 
 def _map(runs: Sequence[RunHistory]) -> HeatmapPanel | None:
-    """Sink mass by block and head, the text probe's first."""
+    """Build the map of sink mass by block and head, the text probe's first."""
     found: list[Series] = []
     for run in runs:
         found += sorted(_of_blocks(run, "sink_mass", ""), key=lambda series: series.probe != "text")

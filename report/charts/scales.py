@@ -1,4 +1,4 @@
-"""From numbers to places in a still picture: linear and logarithmic scales, their ticks, and colours of cells."""
+"""Mapping of numbers to places in a still picture: linear and logarithmic scales, their ticks, and colours of cells."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ CIVIDIS = (
 
 @dataclass(frozen=True)
 class Scale:
-    """A number's share of an axis, 0 at its low end and 1 at its high one."""
+    """An axis that maps a number to its share, 0 at the low end and 1 at the high one."""
 
     low: float
     high: float
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value stands; NaN where the axis cannot show it."""
+        """Return a value's share of the axis; NaN if the axis cannot show it."""
         if math.isnan(on_axis(value, self.log)):
             return math.nan
         low, high, at = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
         return (at - low) / (high - low)
 
     def ticks(self, about: int = 4) -> list[float]:
-        """Round values within the axis."""
+        """Return round values within the axis."""
         if self.log:
             decades = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
             every = max(1, math.ceil(len(decades) / about))
@@ -52,7 +52,7 @@ class Scale:
 
 
 def fitting_scale(values: Sequence[float] | np.ndarray, log: bool = False) -> Scale:
-    """A scale that shows all finite ``values``, zero too where it is near; linear where none of them is positive."""
+    """Build a scale that shows all finite ``values``, and zero if it is near; linear if none is positive."""
     held = on_axis(values)
     held = held[np.isfinite(held)]
     # A logarithmic axis without anything to show would be an empty one.
@@ -74,7 +74,7 @@ def fitting_scale(values: Sequence[float] | np.ndarray, log: bool = False) -> Sc
 
 
 def tick_text(value: float) -> str:
-    """A number at a tick."""
+    """Write a number at a tick."""
     if value and not 1e-3 <= abs(value) < 1e5:
         mantissa, exponent = f"{value:.0e}".split("e")
         return f"{mantissa}e{int(exponent)}"
@@ -84,14 +84,14 @@ def tick_text(value: float) -> str:
 
 
 def depth_colour(share: float) -> str:
-    """The colour of a block, 0 being the first and 1 the last."""
+    """Return the colour of a block, 0 being the first and 1 the last."""
     ramp = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in DEPTH])
     places = np.linspace(0, 1, len(ramp))
     return "#" + "".join(f"{round(np.interp(share, places, channel)):02x}" for channel in ramp.T)
 
 
 def png_of_cells(shares: np.ndarray) -> bytes:
-    """A PNG with one pixel per cell in the colours of `CIVIDIS`; what is not finite is transparent.
+    """Encode a PNG with one pixel per cell in the colours of `CIVIDIS`; cells that are not finite are transparent.
 
     Args:
         shares: ``[rows, columns]``, 0 for the first colour and 1 for the last.
@@ -112,6 +112,6 @@ def png_of_cells(shares: np.ndarray) -> bytes:
 
 
 def cell_colour(share: float) -> tuple[str, str]:
-    """Background of a cell, and the ink that is readable on it."""
+    """Return the background of a cell, and a readable ink for it."""
     place = min(max(share, 0.0), 1.0)
     return CIVIDIS[round(place * (len(CIVIDIS) - 1))], "#ffffff" if place < 0.55 else "#000000"

@@ -1,7 +1,7 @@
-"""What a panel shows, as plain data: curves, maps, rankings, matrices and scatters, each with its JSON.
+"""Content of panels as plain data: curves, maps, rankings, matrices and scatters, each with its JSON.
 
-Numbers stay arrays with named axes: the script of the page cuts out the step, block, head and probe that the reader
-chose. Nothing here draws, and nothing loads torch or matplotlib.
+Numbers stay arrays with named axes: the page's script selects the step, block, head and probe of the reader's choice.
+Nothing here draws, and nothing loads torch or matplotlib.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import numpy as np
 from ..text import one_line
 
 Look = Literal["solid", "dashed", "dotted", "control", "band"]
-"""How a line is drawn. ``control`` is the grey level that others are judged against, ``band`` the area from its
-negative to itself."""
+"""Look of a line. ``control`` is the grey level for comparison, ``band`` the area from its negative to itself."""
 
 LOOKS: tuple[Look, ...] = ("solid", "dashed", "dotted")
-"""Of one run's lines in a panel, one after the other."""
+"""Looks of one run's lines in a panel, in turn."""
 
 DIGITS = 4
 """Significant digits of every number in a page."""
 
 
 def rounded(value: Any) -> float | int | None:
-    """A number as a page holds it: `DIGITS` significant digits, None where it is not finite."""
+    """Round a number for a page: `DIGITS` significant digits, None if it is not finite."""
     number = float(value)
     if not math.isfinite(number):
         return None
@@ -42,7 +41,7 @@ def _coordinate(value: Any) -> float | int | str | None:
 
 
 def _exact(value: Any) -> float | int | None:
-    """A coordinate keeps all its digits: steps beyond four digits differ."""
+    """Keep all digits of a coordinate: steps may differ beyond the fourth."""
     number = float(value)
     if not math.isfinite(number):
         return None
@@ -60,7 +59,7 @@ class Series:
     run: int | None = None
     """Place among the runs of the page, which decides the colour; None for what is common to all."""
     name: str = ""
-    """What it is, where a panel holds several of one run."""
+    """Name, if a panel holds several series of one run."""
     look: Look = "solid"
     probe: str = ""
     """``random`` or ``text``, where it is of one of them."""
@@ -71,7 +70,7 @@ class Series:
             raise ValueError(f"{self.name or 'series'}: shape {np.shape(self.values)}, axes of {lengths}")
 
     def to_json(self) -> dict[str, Any]:
-        """The series as the page's script reads it."""
+        """Return the series for the page's script."""
         found: dict[str, Any] = {
             "axes": [[name, [_coordinate(c) for c in coordinates]] for name, coordinates in self.axes.items()],
             "v": [rounded(v) for v in np.asarray(self.values, dtype=float).reshape(-1)],
@@ -95,9 +94,9 @@ class CurvePanel:
     """Name of the axis that lines run along."""
     unit: str = ""
     log: bool = False
-    """Whether y begins logarithmic; the reader can change it."""
+    """True if y begins logarithmic; the reader can change it."""
     x_log: bool = False
-    """Whether x is spaced logarithmically."""
+    """True if x is spaced logarithmically."""
     lead: str = ""
     """The probe that is shown until the reader chooses one; "" for all."""
     caption: str = ""
@@ -106,7 +105,7 @@ class CurvePanel:
     kind: str = "curves"
 
     def to_json(self) -> dict[str, Any]:
-        """The panel as the page's script reads it."""
+        """Return the panel for the page's script."""
         shown = [s.to_json() for s in self.series]
         return _panel(self, x=self.x, log=self.log, xlog=self.x_log, lead=self.lead, series=shown)
 
@@ -118,7 +117,7 @@ class HeatmapPanel:
     id: str
     title: str
     series: Sequence[Series]
-    """One per run and probe; what is neither ``rows`` nor ``columns`` of its axes is chosen."""
+    """Series, one per run and probe; axes other than ``rows`` and ``columns`` are chosen by the reader."""
     rows: str = "layer"
     columns: str = "head"
     limits: tuple[float, float] = (0.0, 1.0)
@@ -129,7 +128,7 @@ class HeatmapPanel:
     kind: str = "heatmap"
 
     def to_json(self) -> dict[str, Any]:
-        """The panel as the page's script reads it."""
+        """Return the panel for the page's script."""
         limits = [rounded(limit) for limit in self.limits]
         shown = [s.to_json() for s in self.series]
         return _panel(self, rows=self.rows, columns=self.columns, limits=limits, series=shown)
@@ -142,7 +141,7 @@ class Ranking:
     run: int
     step: int
     rows: Sequence[Sequence[str]]
-    """One text per heading of the panel."""
+    """Rows, each with one text per heading of the panel."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class RankingPanel:
     kind: str = "ranking"
 
     def to_json(self) -> dict[str, Any]:
-        """The panel as the page's script reads it."""
+        """Return the panel for the page's script."""
         lists = [
             {"run": r.run, "step": r.step, "rows": [list(map(one_line, row)) for row in r.rows]} for r in self.rankings
         ]
@@ -172,7 +171,7 @@ class RankingPanel:
 
 @dataclass(frozen=True)
 class MatrixPanel:
-    """A matrix with its numbers in it; colour begins at ``pale``, so that what is below it stays pale."""
+    """A matrix with its numbers in it; colour begins at ``pale``, so that smaller values stay pale."""
 
     id: str
     title: str
@@ -186,16 +185,16 @@ class MatrixPanel:
     """From this size on it has all of it; in between the colour grows with the logarithm."""
     format: str = ".2f"
     tips: Sequence[Sequence[str]] | None = None
-    """What hovering over a cell says."""
+    """Texts shown when hovering over the cells."""
     legend: str = ""
-    """What the colours mean, in a sentence."""
+    """Meaning of the colours, in a sentence."""
     caption: str = ""
     csv: str = ""
     unit: str = ""
     kind: str = "matrix"
 
     def to_json(self) -> dict[str, Any]:
-        """Its cells stand in the page: the script has nothing to draw."""
+        """Return the panel without cells, which are in the page: the script draws nothing."""
         return _panel(self)
 
 
@@ -207,9 +206,9 @@ class Point:
     y: float
     name: str
     tip: str = ""
-    """What hovering says, beside the name and the numbers."""
+    """Text shown when hovering, beside the name and the numbers."""
     colour: int = 0
-    """Which of the runs' colours."""
+    """Index among the runs' colours."""
     x_error: tuple[float, float] | None = None
     """Ends of its interval."""
     y_error: tuple[float, float] | None = None
@@ -234,7 +233,7 @@ class ScatterPanel:
     kind: str = "scatter"
 
     def to_json(self) -> dict[str, Any]:
-        """Its points stand in the page: the script has nothing to draw."""
+        """Return the panel without points, which are in the page: the script draws nothing."""
         return _panel(self)
 
 
@@ -247,7 +246,7 @@ def _panel(panel: Any, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PageRun:
-    """A run as the page's controls name it."""
+    """Name and facts of a run for the page's controls."""
 
     name: str
     group: str = ""
@@ -258,7 +257,7 @@ class PageRun:
     """Name of step 0."""
 
     def to_json(self) -> dict[str, Any]:
-        """The run as the page's script reads it."""
+        """Return the run for the page's script."""
         tokens = {str(step): int(n) for step, n in (self.tokens or {}).items()}
         found: dict[str, Any] = {"name": self.name, "group": self.group, "start": self.start}
         return found | ({"tokens": tokens} if tokens else {})

@@ -1,4 +1,4 @@
-"""The still picture of every panel: what print shows, and a browser without script."""
+"""Still pictures of panels, for print and for browsers without script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_POINTS = 120
 """Per line: a still picture is small."""
 _MANY_LINES = 12
 _MOST_LINES = 24
-"""Blocks whose lines a still picture has: of more, those where the numbers change most."""
+"""Largest number of blocks whose lines a still picture has: of more, those where the numbers change most."""
 MOST_NAMED = 6
 """Blocks that keys name; those of more have a scale of colours."""
 _MOST_NUMBERED = (16, 12)
@@ -34,7 +34,7 @@ _DASHES = {"dashed": "5 3", "dotted": "1.5 2.5", "control": "4 3"}
 
 
 def still(panel: ChartPanel) -> Markup:
-    """HTML of a panel that needs no script."""
+    """Render a panel as HTML that needs no script."""
     if isinstance(panel, CurvePanel):
         return _curves(panel)
     if isinstance(panel, HeatmapPanel):
@@ -47,7 +47,7 @@ def still(panel: ChartPanel) -> Markup:
 
 
 def run_variable(run: int | None) -> str:
-    """CSS colour of a run; grey for what is common to all."""
+    """Return the CSS colour of a run; grey for parts common to all."""
     return "var(--muted)" if run is None else f"var(--run-{run % len(RUN_COLOURS)})"
 
 
@@ -68,7 +68,7 @@ class _Line:
 
 
 def _lines(panel: CurvePanel) -> Iterator[_Line]:
-    """The lines that the page shows before anything is chosen: whole runs, the last step, the mean of the heads."""
+    """Yield the lines that the page shows at first: whole runs, the last step, the mean of the heads."""
     plain = any(len(series.axes) == 1 for series in panel.series)
     led = [s for s in panel.series if not (s.probe and panel.lead) or s.probe == panel.lead]
     shown = [s for s in led if not (plain and {"layer", "head"} & (set(s.axes) - {panel.x}))]
@@ -106,13 +106,13 @@ def _depth(index: int, count: int) -> str:
 
 
 def _on_axis(values: np.ndarray, log: bool) -> np.ndarray:
-    """Values as their axis spaces them."""
+    """Transform values to the spacing of their axis."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(values) if log else values
 
 
 def step_share(x: np.ndarray, log: bool) -> np.ndarray:
-    """Places of x on its axis: as they are, or with room for zero on a logarithmic one."""
+    """Return the places of x on its axis: unchanged, or with room for zero on a logarithmic one."""
     if not log:
         return x
     positive = x[x > 0]
@@ -161,7 +161,7 @@ def _curves(panel: CurvePanel) -> Markup:
 
 
 def _scale(low: str, high: str, colours: Sequence[str]) -> str:
-    """A labelled gradient."""
+    """Render a labelled gradient."""
     ramp = f"background:linear-gradient(to right,{','.join(colours)})"
     return f'<div class="scale">{escape(low)}<i style="{ramp}"></i>{escape(high)}</div>'
 
@@ -190,7 +190,7 @@ def _x_ticks(values: np.ndarray, at: dict[float, float], name: str) -> str:
 
 
 def _draw_line(line: _Line, at: dict[float, float], scale: Scale, *, many: bool) -> str:
-    """A line, with a dot at each point where neither lines nor points are many."""
+    """Draw a line, with a dot at each point if there are few lines and points."""
     most = _MOST_POINTS // 2 if many else _MOST_POINTS
     keep = np.unique(np.linspace(0, len(line.x) - 1, min(len(line.x), most)).astype(int))
     points = [(_x(at[float(line.x[i])]), _y(scale.share(float(line.y[i])))) for i in keep]
@@ -224,7 +224,7 @@ def _y(share: float) -> float:
 
 
 def _heatmap(panel: HeatmapPanel) -> Markup:
-    """The first run's map at the last step."""
+    """Draw the first run's map at the last step."""
     if not panel.series:
         return Markup('<p class="note">Nothing to draw yet.</p>')
     series = panel.series[0]
@@ -244,7 +244,7 @@ def _heatmap(panel: HeatmapPanel) -> Markup:
 
 
 def _map(shares: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], panel: HeatmapPanel) -> Markup:
-    """A map of many cells as a picture, with a scale of its colours."""
+    """Draw a map of many cells as a picture, with a scale of its colours."""
     data = base64.b64encode(png_of_cells(shares)).decode()
     across, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _BOTTOM - _TOP
     parts = [
@@ -266,7 +266,7 @@ def _map(shares: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], panel:
 
 
 def _labelled(names: Sequence[Any]) -> list[int]:
-    """Indices of rows or columns that have their names: the first, the last and round numbers between."""
+    """Return the indices of rows or columns with names: the first, the last and round numbers between."""
     last = len(names) - 1
     every = next(size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, last + 1) if last / size <= 6)
     return [0, *(i for i in range(1, last) if names[i] % every == 0 and every / 2 <= i <= last - every / 2), last]
@@ -316,7 +316,7 @@ def _matrix(panel: MatrixPanel) -> Markup:
 
 
 def _growing(value: float, pale: float, full: float) -> str:
-    """A cell's colour: pale up to ``pale``, then growing with the logarithm."""
+    """Return a cell's colour: pale up to ``pale``, then growing with the logarithm."""
     if not math.isfinite(value):
         return ""
     size = abs(value)
@@ -328,7 +328,7 @@ def _growing(value: float, pale: float, full: float) -> str:
 
 
 def _ranking(panel: RankingPanel) -> Markup:
-    """The lists of the first and the last step of every run."""
+    """Render the lists of the first and the last step of every run."""
     runs = sorted({ranking.run for ranking in panel.rankings})
     parts = []
     for run in runs:
@@ -340,7 +340,7 @@ def _ranking(panel: RankingPanel) -> Markup:
 
 
 def ranking_table(panel: RankingPanel, rows: Sequence[Sequence[str]], when: str) -> Markup:
-    """One list as a table."""
+    """Render one list as a table."""
     head = "".join(
         f'<th scope="col"{" class=text" if i in panel.texts else ""}>{escape(heading)}</th>'
         for i, heading in enumerate(panel.headings)

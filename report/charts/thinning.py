@@ -1,7 +1,8 @@
-"""Pages of deep models stay small: what many panels share stands once, and long arrays keep some of their steps.
+"""Size limit of pages of deep models: arrays that panels share are stored once, and long arrays keep only some of their
+steps.
 
-A page may hold `MOST_NUMBERS` numbers. Where its panels have more, the longest arrays give way: first steps, then
-positions, spread over what was measured, the first and the last among them. A panel says so below itself.
+A page may hold `MOST_NUMBERS` numbers. If its panels have more, the longest arrays are thinned: first steps, then
+positions, spread over the measured ones, always with the first and the last. A note below the panel says so.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, Series
 
 MOST_NUMBERS = 150_000
-"""Of a page's panels together: about 1 MB."""
+"""Largest number of values in all of a page's panels: about 1 MB."""
 _FEWEST = {"step": 2, "position": 32}
 """Coordinates that an axis keeps at least, in the order in which axes give way."""
 _SHARED = 1000
@@ -23,7 +24,9 @@ _SHARED = 1000
 
 
 def thinned(panels: Iterable[ChartPanel], most: int = MOST_NUMBERS) -> tuple[list[ChartPanel], dict[str, str]]:
-    """The panels with no more than ``most`` numbers, if that can be, and by id what those that gave way say."""
+    """Thin the panels to at most ``most`` numbers, if possible; return them with a note, by id, for each
+    thinned one.
+    """
     panels = list(panels)
     sizes = {_key(series): np.size(series.values) for panel in panels for series in _series(panel)}
     longest = _longest(list(sizes.values()), most)
@@ -32,7 +35,7 @@ def thinned(panels: Iterable[ChartPanel], most: int = MOST_NUMBERS) -> tuple[lis
         if isinstance(panel, CurvePanel | HeatmapPanel):
             kept = [_thin(series, longest) for series in panel.series]
             if words := _words(panel.series, kept):
-                # What the panel shows first is whole where only its choices gave way.
+                # The first view of a panel is whole if only its choices were thinned.
                 of_choices = "of a single block or head, " if len(words) < len(panel.series) else ""
                 notes[panel.id] = f"Shown: {of_choices}{' and '.join(dict.fromkeys(words))}; the snapshots hold all."
             panel = replace(panel, series=kept)
@@ -50,7 +53,7 @@ def _key(series: Series) -> tuple[bytes, tuple[int, ...]]:
 
 
 def _longest(sizes: Sequence[int], most: int) -> int:
-    """The length that arrays may have so that all together have ``most`` numbers."""
+    """Return the largest length of arrays with which all together have ``most`` numbers."""
     left, longest = most, max(sizes, default=0)
     for n_others, size in zip(range(len(sizes), 0, -1), sorted(sizes), strict=True):
         if size * n_others > left:
@@ -60,7 +63,7 @@ def _longest(sizes: Sequence[int], most: int) -> int:
 
 
 def _thin(series: Series, longest: int) -> Series:
-    """The series with at most ``longest`` numbers, or as few as its axes can have."""
+    """Thin the series to at most ``longest`` numbers, or to as few as its axes allow."""
     for name, fewest in _FEWEST.items():
         size, axes = np.size(series.values), dict(series.axes)
         if size <= longest or name not in axes:
@@ -73,7 +76,9 @@ def _thin(series: Series, longest: int) -> Series:
 
 
 def _spread(count: int, most: int, *, close_first: bool) -> list[int]:
-    """At most ``most`` of ``count`` indices, evenly or closer for the first ones; the first and the last among them."""
+    """Choose at most ``most`` of ``count`` indices, evenly or closer for the first ones, always with the first and the
+    last.
+    """
     if most >= count:
         return list(range(count))
     places = np.geomspace(1, count, most) - 1 if close_first else np.linspace(0, count - 1, most)
@@ -81,7 +86,7 @@ def _spread(count: int, most: int, *, close_first: bool) -> list[int]:
 
 
 def _words(before: Sequence[Series], after: Sequence[Series]) -> list[str]:
-    """Number of coordinates shown of each axis, for each series that gave way."""
+    """Number of coordinates shown of each axis, for each thinned series."""
     said = []
     for given, kept in zip(before, after, strict=True):
         fewer = [name for name in _FEWEST if name in given.axes and len(kept.axes[name]) < len(given.axes[name])]
@@ -91,10 +96,10 @@ def _words(before: Sequence[Series], after: Sequence[Series]) -> list[str]:
 
 
 def share_arrays(panels: Mapping[str, dict[str, Any]]) -> list[list[Any]]:
-    """Long arrays that several series have, and in each of them the place of its array instead of the array.
+    """Collect long arrays that several series share, and replace the array in each series by its index.
 
     Args:
-        panels: as the page's script reads them; changed in place.
+        panels: panels for the page's script; changed in place.
     """
     holders: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for panel in panels.values():

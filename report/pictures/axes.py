@@ -1,4 +1,4 @@
-"""Axes that pictures share: optimizer steps, positions, blocks, logarithmic ones, and the numbers at their ticks."""
+"""Shared axes of pictures: optimizer steps, positions, blocks, logarithmic ones, and the numbers at their ticks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST, _SMALLEST = 1e150, 1e-150
 
 
 def on_axis(values: Sequence[float] | np.ndarray | float, log: bool = False) -> np.ndarray:
-    """Give the numbers that an axis can show, float64; NaN for those not finite, too large or without a logarithm."""
+    """Return the numbers that an axis can show, float64; NaN for those not finite, too large or without a logarithm."""
     numbers = np.asarray(values, dtype=float)
     lowest = _SMALLEST if log else -_LARGEST
     return np.where((numbers >= lowest) & (numbers <= _LARGEST), numbers, np.nan)
@@ -30,11 +30,11 @@ def on_axis(values: Sequence[float] | np.ndarray | float, log: bool = False) -> 
 
 
 def count_formatter() -> EngFormatter:
-    """Ticks of a count: 0, 10, 1k, 1.5k, 10M."""
+    """Make a formatter for ticks of a count: 0, 10, 1k, 1.5k, 10M."""
     from matplotlib.ticker import EngFormatter
 
     formatter = EngFormatter(sep="")
-    # What is less than 1 is written out: a fraction of a step is no milli-step.
+    # Numbers below 1 are written out: a fraction of a step is not a milli-step.
     formatter.ENG_PREFIXES = {
         exponent: prefix for exponent, prefix in EngFormatter.ENG_PREFIXES.items() if exponent >= 0
     }
@@ -42,9 +42,9 @@ def count_formatter() -> EngFormatter:
 
 
 def power_of_ten(value: float, _: object = None) -> str:
-    """A tick of a logarithmic axis.
+    """Write a tick of a logarithmic axis.
 
-    Those of matplotlib write powers as mathematics, in a font that a page does not have.
+    matplotlib's formatters write powers as mathematics, in a font that a page lacks.
     """
     exponent = round(np.log10(value)) if value > 0 else 0
     if not np.isclose(value, 10.0**exponent, rtol=1e-6):
@@ -56,7 +56,9 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def step_axis(axes: Axes, last: float, linear_until: float | None) -> None:
-    """Optimizer steps from birth on; with ``linear_until`` linear up to there and logarithmic behind."""
+    """Set the x axis to optimizer steps from birth on; with ``linear_until`` linear up to there and logarithmic
+    behind.
+    """
     axes.set_xlabel("optimizer step")
     if linear_until is None or last <= linear_until:
         axes.xaxis.set_major_formatter(count_formatter())
@@ -72,9 +74,9 @@ def step_axis(axes: Axes, last: float, linear_until: float | None) -> None:
 
 
 def fix_ticks(axis: Any, ticks: Sequence[float], labels: Sequence[str] | None = None) -> None:
-    """Ticks at such places and nowhere else; their numbers are ``labels``, or what the axis' formatter makes of them.
+    """Put ticks only at these places; their texts are ``labels``, or those of the axis' formatter.
 
-    Unlike ``set_ticks`` it makes none of them yet, and leaves the limits as they are.
+    Unlike ``set_ticks`` it creates no ticks yet, and keeps the limits.
     """
     from matplotlib.ticker import FixedFormatter, FixedLocator
 
@@ -85,20 +87,20 @@ def fix_ticks(axis: Any, ticks: Sequence[float], labels: Sequence[str] | None = 
 
 
 def no_ticks() -> Any:
-    """A tick locator that finds none."""
+    """Make a tick locator that finds none."""
     from matplotlib.ticker import NullLocator
 
     return NullLocator()
 
 
 def log_axis(axis: Any) -> None:
-    """Label the decades of a logarithmic axis and nothing between."""
+    """Label only the decades of a logarithmic axis."""
     axis.set_major_formatter(power_of_ten)
     axis.set_minor_locator(no_ticks())
 
 
 def token_axis(axes: Axes, length: int) -> None:
-    """Positions as the number of tokens that a query there sees, t + 1, logarithmic."""
+    """Set the x axis to positions as the number of visible tokens, t + 1, logarithmic."""
     axes.set_xscale("log")
     axes.set_xlim(0.85, length * 1.15)
     log_ticks(axes.xaxis, 1, length)
@@ -106,7 +108,7 @@ def token_axis(axes: Axes, length: int) -> None:
 
 
 def position_axis(axes: Axes, length: int, label: str = "position") -> None:
-    """Positions from 0, logarithmic behind 1, so that the first ones stand apart."""
+    """Set the x axis to positions from 0, logarithmic behind 1, so that the first ones are separate."""
     axes.set_xscale("symlog", linthresh=1, linscale=0.35)
     parts = (1,) if length > 3000 else (1, 3)
     ticks = [0, *(part * 10**i for i in range(7) for part in parts if part * 10**i < length)]
@@ -117,12 +119,12 @@ def position_axis(axes: Axes, length: int, label: str = "position") -> None:
 
 
 def whole_ticks(axis: Any) -> None:
-    """Ticks at whole numbers only."""
+    """Put ticks at whole numbers only."""
     axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def turned_names(axes: Axes, names: Sequence[str], angle: float) -> None:
-    """Names below a map's columns, which rise to them at ``angle`` degrees."""
+    """Put names below a map's columns, which rise to them at ``angle`` degrees."""
     from .engine.measured_layout import layout_of
 
     axes.set_xticks(range(len(names)), labels=names, rotation=angle, ha="right", parse_math=False)
@@ -130,7 +132,7 @@ def turned_names(axes: Axes, names: Sequence[str], angle: float) -> None:
 
 
 def log_ticks(axis: Any, low: float, high: float) -> None:
-    """Three ticks at least between ``low`` and ``high`` on a logarithmic axis, all of them labelled."""
+    """Put at least three ticks between ``low`` and ``high`` on a logarithmic axis, all of them labelled."""
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     every = max(1, (len(decades) + 3) // 6)
     wanted = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
@@ -143,7 +145,7 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
 
 
 def log_heights(axes: Axes, values: Sequence[np.ndarray], least: float | None = None) -> None:
-    """A logarithmic y axis around all positive ``values``, down to ``least`` if they do not go lower."""
+    """Set a logarithmic y axis around all positive ``values``, down to ``least`` if they do not go lower."""
     every = np.concatenate([np.ravel(v) for v in values])
     every = every[np.isfinite(every) & (every > 0)]
     low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
@@ -156,6 +158,6 @@ def log_heights(axes: Axes, values: Sequence[np.ndarray], least: float | None = 
 
 
 def block_axis(axes: Axes, embeddings: bool = True) -> None:
-    """Blocks from 1, and the embeddings before them."""
+    """Set the x axis to blocks from 1, and the embeddings before them."""
     axes.set_xlabel("block (0: embeddings)" if embeddings else "block")
     whole_ticks(axes.xaxis)

@@ -1,4 +1,4 @@
-"""Pictures of models beside one another: matrices of models and of layers, predictions by position, straight lines."""
+"""Pictures of compared models: matrices of models and of layers, predictions by position, straight lines."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _MOST_NUMBERED = 10
 
 @in_our_style
 def draw_model_matrices(names: Sequence[str], cka_AA: np.ndarray, kl_AA: np.ndarray) -> Figure:
-    """Every pair of models: CKA of the last states, and the divergence of row ‖ column of the predictions.
+    """Draw every pair of models: CKA of the last states, and the divergence of row ‖ column of the predictions.
 
     Args:
-        names: of the models.
-        cka_AA: symmetric.
-        kl_AA: nats.
+        names: names of the models.
+        cka_AA: CKA, symmetric.
+        kl_AA: divergence in nats.
     """
     labels = [shorten(name, 24) for name in names]
     n, margin = len(names), 5 * max(map(len, labels))
@@ -58,7 +58,7 @@ def draw_model_matrices(names: Sequence[str], cka_AA: np.ndarray, kl_AA: np.ndar
 
 
 def _matrix(axes: Axes, values: np.ndarray, ends: tuple[float, float], title: str, *, bar: bool = True) -> Any:
-    """A map with numbers in it where there is room; what is no number stays empty."""
+    """Draw a map, with numbers in it if there is room; cells that are not numbers stay empty."""
     axes.grid(visible=False)
     image = axes.imshow(np.ma.masked_invalid(values), cmap=pale_to_full(), vmin=ends[0], vmax=ends[1])
     if max(values.shape) <= _MOST_NUMBERED:
@@ -77,7 +77,7 @@ def _matrix(axes: Axes, values: np.ndarray, ends: tuple[float, float], title: st
 
 @in_our_style
 def draw_layer_matrices(pairs: Sequence[tuple[str, str, np.ndarray]]) -> Figure:
-    """CKA of every layer of one model with every layer of another, a panel for each pair, at most `MAX_PANELS`.
+    """Draw CKA of every layer of one model with every layer of another, a panel for each pair, at most `MAX_PANELS`.
 
     Args:
         pairs: names of two models, and CKA ``[L_a + 1, L_b + 1]``.
@@ -103,7 +103,7 @@ def draw_layer_matrices(pairs: Sequence[tuple[str, str, np.ndarray]]) -> Figure:
 
 @in_our_style
 def draw_lines(lines: Sequence[tuple[str, Sequence[float], Sequence[float]]]) -> Figure:
-    """Loss on the straight line between two models, and dashed the line between the ends' losses.
+    """Draw the loss on the straight line between two models and, dashed, the line between the ends' losses.
 
     Args:
         lines: name of the pair, points α, losses in nats.

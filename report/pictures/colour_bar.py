@@ -1,4 +1,4 @@
-"""The bar beside a map that says which colour is which number."""
+"""Colour bar beside a map."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def add_colour_bar(
     """Add the bar to the right of maps.
 
     Args:
-        panels: of a figure of `new_figure`; the bar stands to their right.
+        panels: axes of a figure of `new_figure`; the bar goes to their right.
         colours: a colour map, or its name.
         ticks: numbers that the bar shows.
         limits: numbers of the first and the last colour.
         labels: the ticks' texts; by default their numbers.
-        label: what the numbers are.
-        share: of the panels' height.
+        label: name of the numbers.
+        share: share of the panels' height.
     """
     from .engine.light_axes import LightAxes
     from .engine.measured_layout import layout_of

@@ -35,35 +35,35 @@ _MOST_NAMES = 24
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity of one run over training."""
+    """A quantity of one run over training."""
 
     run: int
-    """Which run of the page: decides the colour."""
+    """Index of the run on the page, which decides the colour."""
     name: str
     """Name of the run for the legend; empty where there is no other."""
     steps: Sequence[float]
     values: Sequence[float]
     role: str = ""
-    """What the curve is, where a picture holds several per run; one role has one ``style``."""
+    """Role of the curve, if a picture holds several per run; each role has one ``style``."""
     style: Mapping[str, Any] = field(default_factory=dict)
     """Line properties beside the colour."""
     markers: bool = True
     quantity: str = ""
-    """What its numbers are called."""
+    """Name of its numbers."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """The grey level that a quantity is judged against: a line, or the band from −values to +values."""
+    """Grey level for the comparison of a quantity: a line, or the band from −values to +values."""
 
     label: str
     steps: Sequence[float]
     values: Sequence[float]
     band: bool = False
     quantity: str = ""
-    """What its numbers are called."""
+    """Name of its numbers."""
     run: int | None = None
-    """Which run's they are; None if they are common to all."""
+    """Index of its run; None if it is common to all."""
 
 
 @in_our_style
@@ -76,13 +76,13 @@ def draw_curves(
     from_zero: bool = False,
     log: bool = False,
 ) -> Figure:
-    """Curves over steps, or over blocks: colour is the run, line style the role, grey the control.
+    """Draw curves over steps, or over blocks: colour is the run, line style the role, grey the control.
 
     Args:
         shown: the curves.
-        ylabel: what they are.
-        x_axis: sets scale, ticks and label of x.
-        controls: what they are judged against.
+        ylabel: name of their values.
+        x_axis: function that sets scale, ticks and label of x.
+        controls: controls of the curves.
         from_zero: show the zero of the quantity.
         log: y is logarithmic.
     """
@@ -144,7 +144,7 @@ def draw_over_training(
     from_zero: bool = False,
     log: bool = False,
 ) -> Figure:
-    """`draw_curves` over optimizer steps, which are logarithmic behind ``linear_until``."""
+    """Draw curves (`draw_curves`) over optimizer steps, which are logarithmic behind ``linear_until``."""
     last = max((max(curve.steps) for curve in shown), default=0)
     return draw_curves(
         shown,
@@ -157,6 +157,6 @@ def draw_over_training(
 
 
 def _marker(curve: Curve) -> str:
-    """Dense curves need no markers, unless two runs of one colour differ in the marker alone."""
+    """Return a curve's marker: none for dense curves, unless two runs of one colour differ only in the marker."""
     marker = run_marker(curve.run)
     return marker if curve.markers or marker != run_marker(0) else ""

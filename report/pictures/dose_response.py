@@ -1,4 +1,4 @@
-"""The picture of an intervention: by block, the attention to the key and to key 0, and the norm of the key's state."""
+"""Picture of an intervention: by block, the attention to the key and to key 0, and the norm of the key's state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def _numbers(found: Intervened, model: str, probe: str) -> list[LabelledArray]:
 
 @in_our_style
 def draw_dose_response(found: Intervened, model: str) -> Figure:
-    """A line for each dose over the blocks, means over heads and keys; black: left alone; dashed: uniform attention.
+    """Draw a line for each dose over the blocks, means over heads and keys; black: unchanged; dashed: uniform
+    attention.
 
     Grey behind the lines: the blocks that are changed.
     """

@@ -1,4 +1,4 @@
-"""Pictures of lineage: a clustered matrix of models, and how often each null is wrong."""
+"""Pictures of lineage: a clustered matrix of models, and error rates of nulls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _MOST_NUMBERED = 16
 
 
 def clustered(z_MM: np.ndarray) -> np.ndarray:
-    """Order of models that puts kin side by side: leaves of average linkage on ``1 / (1 + z)``, z at least 0."""
+    """Return an order of models that puts kin side by side: leaves of average linkage on ``1 / (1 + z)``, z at
+    least 0.
+    """
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
@@ -35,15 +37,15 @@ def clustered(z_MM: np.ndarray) -> np.ndarray:
 
 @in_our_style
 def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray, title: str) -> Figure:
-    """Every pair of models, clustered: z in numbers where there is room, kin in bold; a dash is an undefined test.
+    """Draw every pair of models, clustered: z in numbers if there is room, kin in bold; a dash is an undefined test.
 
     Colour begins at z 3, so that strangers stay pale, and grows with the logarithm.
 
     Args:
-        names: of the models.
-        z_MM: symmetric; the diagonal is not read.
-        verdicts_MM: words, symmetric.
-        title: what the numbers rest on.
+        names: names of the models.
+        z_MM: z, symmetric; the diagonal is not read.
+        verdicts_MM: verdicts in words, symmetric.
+        title: basis of the numbers.
     """
     order = clustered(z_MM)
     z_MM, verdicts_MM = z_MM[np.ix_(order, order)], verdicts_MM[np.ix_(order, order)]

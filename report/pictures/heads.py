@@ -37,13 +37,13 @@ _MAX_HEAD_LINES = 16  # more heads than that are a band
 def draw_heads(
     panels: Sequence[Panel], *, run: int, heights: Heights, x_axis: Callable[[Axes], None], markers: bool = False
 ) -> Figure:
-    """Small multiples, one panel per block: a thin line per head, their mean bold; many heads are a band.
+    """Draw small multiples, one panel per block: a thin line per head, their mean bold; many heads are a band.
 
     Args:
-        panels: of the blocks.
-        run: which run of the page; decides the colour.
+        panels: panels of the blocks.
+        run: index of the run on the page, which decides the colour.
         heights: the y axis, common to all panels.
-        x_axis: sets scale, ticks and label of x.
+        x_axis: function that sets scale, ticks and label of x.
         markers: mark every point of the mean.
     """
     figure, grid = small_multiples(len(panels))
@@ -55,7 +55,7 @@ def draw_heads(
     faint: dict[str, Any] = {"color": colour, "alpha": 0.5, "linewidth": 0.8}
     entries: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=True):
-        # Of the numbers themselves: what a logarithmic axis cannot show counts too.
+        # Statistics of the numbers themselves: values that a logarithmic axis cannot show count too.
         mean, least, most = (drawable(of(panel.lines, axis=0), heights) for of in (np.mean, np.min, np.max))
         n_heads = len(panel.lines)
         if n_heads > _MAX_HEAD_LINES:
@@ -86,13 +86,13 @@ def draw_head_maps(
     limits: tuple[float, float] = (0, 1),
     write: Callable[[float], str] = lambda share: f"{share:.2f}".lstrip("0"),
 ) -> Figure:
-    """Values by block and head, one panel per (title, ``[L, H]`` array), all on one range.
+    """Draw values by block and head, one panel per (title, ``[L, H]`` array), all on one range.
 
     Args:
-        panels: by default of shares.
-        label: what they are.
+        panels: arrays, by default of shares.
+        label: name of the values.
         limits: values of the first and the last colour.
-        write: a value as its cell has it, where cells are few.
+        write: function from a value to its cell's text, if cells are few.
     """
     low, high = limits
     n_layers, n_heads = (max(array.shape[i] for _, array in panels) for i in (0, 1))
@@ -127,7 +127,9 @@ def draw_head_maps(
 
 @in_our_style
 def draw_importance(panels: Sequence[tuple[str, np.ndarray]]) -> Figure:
-    """Importance over key position, mean over heads, one curve per block, panels per (title, ``[L, H, T]`` array)."""
+    """Draw importance over key position, mean over heads, one curve per block, panels per (title, ``[L, H, T]``
+    array).
+    """
     figure, grid = new_figure(360, 200, columns=len(panels), squeeze=False, sharey=True)
     n_layers = max(array.shape[0] for _, array in panels)
     colours = block_colours(n_layers)
@@ -150,6 +152,8 @@ def draw_importance(panels: Sequence[tuple[str, np.ndarray]]) -> Figure:
 
 
 def uniform_importance(length: int) -> np.ndarray:
-    """``[T]``: what uniform attention gives each key, 1/(t+1) from every query, on average over the queries t ≥ j."""
+    """Return ``[T]``, the importance of each key under uniform attention: 1/(t+1) from every query, averaged over the
+    queries t ≥ j.
+    """
     keys = np.arange(length)
     return np.cumsum(1 / (keys[::-1] + 1.0))[::-1] / (length - keys)

@@ -31,7 +31,7 @@ class Units:
     """Activations below it are drawn there: a logarithmic axis has no 0."""
 
     def drawn(self, cells: float = 30) -> np.ndarray:
-        """Indices of units that another does not hide: one per cell of a grid of so many cells per decade."""
+        """Return the indices of units that no other hides: one per cell of a grid of so many cells per decade."""
         places = np.round(cells * np.log10(np.maximum([self.others, self.first], self.silent)), 0)
         # Super neurons first, so that none of them is the one that is left out.
         order = np.argsort(~self.is_super, kind="stable")
@@ -41,12 +41,12 @@ class Units:
 
 @in_our_style
 def draw_units(panels: Sequence[Units], *, run: int, ratio: float) -> Figure:
-    """Every hidden unit at position 0 against the others, one panel per block; super neurons stand out.
+    """Draw every hidden unit at position 0 against the others, one panel per block; super neurons stand out.
 
     Args:
-        panels: of the blocks.
-        run: which run of the page.
-        ratio: how many times the others' activation a super neuron's must be at least.
+        panels: units of the blocks.
+        run: index of the run on the page.
+        ratio: least ratio of a super neuron's activation to the others'.
     """
     figure, grid = small_multiples(len(panels), (250, 165, 115))
     plain: dict[str, Any] = {"color": MUTED, "marker": "o", "linestyle": "", "markersize": 1.4}
@@ -77,12 +77,12 @@ def draw_units(panels: Sequence[Units], *, run: int, ratio: float) -> Figure:
 
 @in_our_style
 def draw_massive(value: np.ndarray, position: np.ndarray, *, run: int) -> Figure:
-    """The largest absolute values of the residual stream at every depth, those at position 0 full, others hollow.
+    """Draw the largest absolute values of the residual stream at every depth, those at position 0 full, others hollow.
 
     Args:
-        value: ``[L+1, K]``.
-        position: ``[L+1, K]`` where each is.
-        run: which run of the page.
+        value: ``[L+1, K]``, the values.
+        position: ``[L+1, K]``, position of each.
+        run: index of the run on the page.
     """
     figure, axes = new_figure(360, 200)
     size = 3.6 if len(value) <= 50 else 2.0

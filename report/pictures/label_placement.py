@@ -1,4 +1,4 @@
-"""Where the names of points go, so that none lies on another."""
+"""Placement of the names of points without overlaps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _RADII = (1.0, 1.8, 2.8, 4.0, 5.5, 7.5, 10.0, 13.0)
 def place_labels(
     points: np.ndarray, sizes: np.ndarray, box: Sequence[float], gap: float, taken: np.ndarray | None = None
 ) -> np.ndarray:
-    """Lower left corners ``[N, 2]`` of ``N`` labels, each as near to its point as the others leave room.
+    """Return the lower left corners ``[N, 2]`` of ``N`` labels, each as near to its point as the others allow.
 
-    Crowded points choose first. Where no place is free, the one with the least overlap is taken.
+    Crowded points choose first. If no place is free, the one with the least overlap is taken.
 
     Args:
         points: ``[N, 2]`` x and y; labels keep clear of all of them.
@@ -44,9 +44,9 @@ def place_labels(
 
 
 def spread_apart(places: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
-    """Heights ``[N]`` as near to ``places`` as a distance of ``gap`` between any two and the bounds allow.
+    """Return heights ``[N]`` as near to ``places`` as a distance of ``gap`` between any two and the bounds allow.
 
-    The order stays; what does not fit between the bounds is set closer than ``gap``.
+    The order stays; if the bounds are too narrow, the distance is smaller than ``gap``.
     """
     from scipy.optimize import isotonic_regression
 
@@ -63,7 +63,7 @@ def spread_apart(places: np.ndarray, gap: float, low: float, high: float) -> np.
 
 
 def _around(point: np.ndarray, size: np.ndarray, gap: float) -> np.ndarray:
-    """Corners of a label around a point, near ones first."""
+    """Return corners of a label around a point, near ones first."""
     directions = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
     # The side of the label that faces the point lies on the circle.
     anchors = -(1 - directions) / 2 * size
@@ -71,7 +71,7 @@ def _around(point: np.ndarray, size: np.ndarray, gap: float) -> np.ndarray:
 
 
 def _overlap(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Areas that rectangles ``[A, 4]`` share with rectangles ``[B, 4]``: ``[A, B]``."""
+    """Compute the areas that rectangles ``[A, 4]`` share with rectangles ``[B, 4]``: ``[A, B]``."""
     low = np.maximum(some[:, None, :2], others[None, :, :2])
     high = np.minimum(some[:, None, 2:], others[None, :, 2:])
     return np.prod(np.maximum(0, high - low), axis=-1)

@@ -1,4 +1,4 @@
-"""Figures that are drawn when they are asked for: a page that shows the numbers live does not ask."""
+"""Figures drawn on request: a page that shows the numbers live requests none."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class Later:
 
     @cached_property
     def alone(self) -> Figure:
-        """As it is drawn by itself."""
+        """Figure as drawn by itself."""
         return self._draw()
 
     @cached_property
     def figure(self) -> Figure:
-        """Drawn, and on one scale with those beside it."""
+        """Figure, drawn, and on one scale with those beside it."""
         self._settle()
         return self.alone
 
     def share(self, settle: Callable[[], object]) -> None:
-        """Call ``settle`` before it is given."""
+        """Call ``settle`` before the figure is returned."""
         self._settle = settle
 
 
 def later(draw: Callable[P, Figure], *args: P.args, **kwargs: P.kwargs) -> Later:
-    """What ``draw`` makes of its arguments, once it is asked for."""
+    """Defer ``draw`` with its arguments until its figure is requested."""
     return Later(lambda: draw(*args, **kwargs))
 
 
 def on_one_scale(figures: Sequence[Later], square: bool = False) -> None:
-    """Give figures that stand side by side one scale (`same_scale`) as soon as one of them is asked for."""
+    """Give figures that stand side by side one scale (`same_scale`) once one of them is requested."""
     done = False
 
     def settle() -> None:

@@ -45,13 +45,13 @@ def draw_blocks(
     embeddings: bool = False,
     markers: bool = False,
 ) -> Figure:
-    """A line per block, coloured by depth; several panels stand side by side on one scale.
+    """Draw a line per block, coloured by depth; several panels are side by side on one scale.
 
     Args:
-        panels: lines of the blocks in order, of the embeddings before them if ``embeddings``.
+        panels: lines of the blocks in order, preceded by that of the embeddings if ``embeddings``.
         heights: the y axis, common to all panels.
-        x_axis: sets scale, ticks and label of x.
-        embeddings: whether the first line is that of the embeddings, which is grey.
+        x_axis: function that sets scale, ticks and label of x.
+        embeddings: the first line is that of the embeddings, which is grey.
         markers: mark every point.
     """
     figure, grid = new_figure(360, 200, columns=len(panels), squeeze=False, sharey=True)
@@ -81,11 +81,11 @@ def draw_blocks(
 
 @in_our_style
 def draw_contraction(profiles: Sequence[tuple[str, np.ndarray, np.ndarray]], *, run: int) -> Figure:
-    """Contraction of the residual stream along depth; the first of two is dashed and hollow.
+    """Draw contraction of the residual stream along depth; the first of two is dashed and hollow.
 
     Args:
         profiles: (when, after attention ``[L]``, after the MLP ``[L+1]``, where 0 is the embeddings) of a snapshot.
-        run: which run of the page.
+        run: index of the run on the page.
     """
     figure, axes = new_figure(360, 200)
     colour = run_colour(run)
@@ -113,5 +113,5 @@ def draw_contraction(profiles: Sequence[tuple[str, np.ndarray, np.ndarray]], *, 
 
 
 def block_titles(blocks: Iterable[int]) -> list[tuple[int, str]]:
-    """(index, title) of the blocks that small multiples show."""
+    """Return (index, title) of the blocks that small multiples show."""
     return [(block, f"block {block + 1}") for block in blocks]

@@ -1,4 +1,4 @@
-"""The picture of `birthmark length`: loss by position, a panel for each model, a line for each number of keys gone."""
+"""Picture of `birthmark length`: loss by position, a panel for each model, a line for each number of keys gone."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def _numbers(found: Sequence[LengthResult]) -> list[LabelledArray]:
 
 
 def _panel(result: LengthResult) -> Panel:
-    """Lines of a model's arms over positions t + 1, each point a mean over those up to the next.
+    """Build the lines of a model's arms over positions t + 1, each point a mean over those up to the next.
 
-    None reaches across the end of the prefix.
+    No mean reaches across the end of the prefix.
     """
     spaced = np.geomspace(1, result.length + 1, _POINTS + 1).round().astype(int) - 1
     edges = np.unique([*spaced, min(result.prefix, result.length)])
@@ -56,7 +56,7 @@ def _panel(result: LengthResult) -> Panel:
 
 @in_our_style
 def draw_loss_by_position(found: Sequence[LengthResult]) -> Figure:
-    """Loss of every arm; dashed: where the prefix ends, and keys are gone."""
+    """Draw the loss of every arm; dashed: the end of the prefix, where keys are dropped."""
     panels = [_panel(result) for result in found]
     figure, axes_of_panels = small_multiples(len(found), (230, 190, 160))
     evicted = list(dict.fromkeys(arm.evict for result in found for arm in result.arms))
@@ -67,7 +67,7 @@ def draw_loss_by_position(found: Sequence[LengthResult]) -> Figure:
         for arm, line in reversed(list(zip(result.arms, panel.lines, strict=True))):
             axes.plot(panel.x, line, color=run_colour(evicted.index(arm.evict)), linewidth=1.4)
         token_axis(axes, max(result.length for result in found))
-        # What differs stands at the end of a path.
+        # Names differ at the end of their path.
         axes.set_title(name if len(name) <= _TITLE else f"…{name[1 - _TITLE :]}", parse_math=False)
         fit_heights(axes, Heights("loss (nats)"), panels)
     label_outer_panels(axes_of_panels, "t + 1", "loss (nats)")

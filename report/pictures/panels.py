@@ -1,4 +1,4 @@
-"""Panels that share a scale: small multiples, lines of many blocks, and what they are judged against."""
+"""Panels that share a scale: small multiples, lines of many blocks, and their references."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ if TYPE_CHECKING:
 PREDICTION: dict[str, Any] = {"color": INK, "linestyle": (0, (2, 1.6)), "linewidth": 1.0}
 _REFERENCE_LOOKS = (REFERENCE, PREDICTION)  # of the first and the second reference of a picture
 MAX_PANELS = 12
-"""Panels of small multiples; of more blocks `blocks_of_change` picks those that are drawn."""
+"""Largest number of panels in small multiples; for more blocks `blocks_of_change` picks those that are drawn."""
 _MOST_POINTS = 6000
-"""Of all lines of a picture together."""
+"""Largest number of points of all lines in a picture together."""
 _NAMED_BLOCKS = 4
 """Blocks whose lines a legend names; those of more have a scale of colours."""
 
 
 def evenly_spaced(n: int, most: int = MAX_PANELS) -> list[int]:
-    """At most ``most`` of ``n`` indices, evenly, the first and the last among them."""
+    """Choose at most ``most`` of ``n`` indices, evenly, always with the first and the last."""
     return sorted({round(i) for i in np.linspace(0, n - 1, min(n, most))})
 
 
 def blocks_of_change(profiles: Iterable[np.ndarray], n_blocks: int, most: int = MAX_PANELS) -> list[int]:
-    """Indices of at most ``most`` blocks: the first, the last, and both sides of the largest changes along depth.
+    """Choose the indices of at most ``most`` blocks: the first, the last, and both sides of the largest changes along
+    depth.
 
     A change is the root mean square difference between neighbouring blocks, as a share of its profile's largest one.
-    Ties go to the earlier block. Blocks that lie evenly fill what is left where nothing else changes.
+    Ties go to the earlier block. Evenly spaced blocks fill the rest if nothing else changes.
 
     Args:
-        profiles: ``[L]`` or ``[L, X]`` each, of quantities along the blocks; logarithms where ratios count. A
+        profiles: quantities along the blocks, ``[L]`` or ``[L, X]`` each; logarithms if ratios count. A
             difference that is not finite is no change.
         n_blocks: L.
         most: blocks to pick, at least two.
@@ -57,7 +58,7 @@ def blocks_of_change(profiles: Iterable[np.ndarray], n_blocks: int, most: int = 
 
 
 def small_multiples(n: int, heights: tuple[float, float, float] = (200, 118, 96)) -> tuple[Figure, list[Axes]]:
-    """``n`` panels of one scale, in one, two or three columns of such a height each, as many as stay readable."""
+    """Make ``n`` panels of one scale, in one, two or three columns with these heights, as many as stay readable."""
     columns = _columns(n)
     rows = -(-n // columns)
     figure, grid = new_figure(
@@ -70,7 +71,7 @@ def small_multiples(n: int, heights: tuple[float, float, float] = (200, 118, 96)
 
 
 def label_outer_panels(panels: Sequence[Axes], xlabel: str, ylabel: str) -> None:
-    """Labels of small multiples: below the lowest panel of each column, and left of the first."""
+    """Label small multiples: below the lowest panel of each column, and left of the first."""
     columns = _columns(len(panels))
     for i, axes in enumerate(panels):
         lowest, first = i + columns >= len(panels), i % columns == 0
@@ -101,7 +102,7 @@ def _columns(n: int) -> int:
 
 
 def block_colours(n_blocks: int) -> list[Any]:
-    """Colours of the blocks, first to last."""
+    """Return the colours of the blocks, first to last."""
     ramp = _depth_ramp()
     return [ramp(i / max(n_blocks - 1, 1)) for i in range(n_blocks)]
 
@@ -115,10 +116,10 @@ def _depth_ramp() -> Any:
 def name_blocks(
     figure: Figure, panels: Sequence[Axes], n_blocks: int, entries: Mapping[str, Any], first: int = 1
 ) -> None:
-    """Say which colour of `block_colours` is which block: few in the legend, many by a bar beside ``panels``.
+    """Name the blocks of the colours of `block_colours`: few in the legend, many by a bar beside ``panels``.
 
     Args:
-        figure: of `new_figure`.
+        figure: figure of `new_figure`.
         panels: its axes, side by side.
         n_blocks: lines of blocks in each.
         entries: the legend's other words and lines.
@@ -137,12 +138,16 @@ def name_blocks(
 
 
 def most_points(n_lines: int) -> int:
-    """Points of each of so many lines in one picture: fewer of many, so that a page stays small."""
+    """Return the number of points for each of so many lines in one picture: fewer for many, so that a page
+    stays small.
+    """
     return int(np.clip(_MOST_POINTS // max(n_lines, 1), 48, 256))
 
 
 def least_and_greatest(values: np.ndarray, limit: int) -> np.ndarray:
-    """Indices of the least and the greatest of each group of neighbours: fewer points, and no peak is lost."""
+    """Return the indices of the least and the greatest of each group of neighbours: fewer points, without losing a
+    peak.
+    """
     if len(values) <= limit:
         return np.arange(len(values))
     groups = np.array_split(np.arange(len(values)), limit // 2)
@@ -165,7 +170,7 @@ class Heights:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over a common x: of heads, or of blocks."""
+    """Lines of heads or of blocks over a common x."""
 
     title: str
     x: np.ndarray
@@ -177,12 +182,12 @@ class Panel:
 
 
 def heights_for(heights: Heights, panels: Sequence[Panel]) -> Heights:
-    """``heights``, linear where no line has anything that a logarithmic axis could show."""
+    """Return ``heights``, linear if no line has values for a logarithmic axis."""
     return replace(heights, log=heights.log and any((panel.lines > 0).any() for panel in panels))
 
 
 def drawable(values: np.ndarray, heights: Heights) -> np.ndarray:
-    """``values``, NaN where they cannot be drawn."""
+    """Replace ``values`` that cannot be drawn by NaN."""
     return np.where(np.isfinite(values) & ((values > 0) | (not heights.log)), values, np.nan)
 
 

@@ -1,4 +1,4 @@
-"""The picture of quantisation: the loss under each setting of bits, above that of the model as it is."""
+"""Picture of quantisation: the loss under each setting of bits, above that of the unchanged model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def write_picture(found: Sequence[QuantisedCost], model: str, out: Path) -> None
 
 @in_our_style
 def draw_quantised_loss(found: Sequence[QuantisedCost], model: str) -> Figure:
-    """A point for each setting, with two standard errors of its difference; dashed: the model as it is, the first."""
+    """Draw a point for each setting, with two standard errors of its difference; dashed: the unchanged model, the
+    first.
+    """
     figure, axes = new_figure(360, 200)
     before, *others = found
     x = np.arange(len(others))

@@ -1,4 +1,4 @@
-"""From a figure to a file: SVG to stand in a page, PNG for documents that do not show SVG.
+"""Conversion of figures to files: SVG for pages, PNG for documents that do not show SVG.
 
 Colours are plain values in a PNG; `to_svg` turns those of the palette into CSS variables, so that a page can give them
 a dark form.
@@ -20,10 +20,10 @@ _VARIABLES = {light: f"var({name},{light})" for name, (light, _) in THEME.items(
 
 
 def to_svg(figure: Figure, prefix: str, description: str = "") -> str:
-    """The figure as an ``<svg>`` element to stand in a page: same input, same bytes.
+    """Render the figure as an ``<svg>`` element for a page: same input, same bytes.
 
     Every id starts with ``prefix``; colours of the palette and the fonts become CSS variables (`THEME`, ``--sans``,
-    ``--mono``); text stays text. ``description`` is what a screen reader says.
+    ``--mono``); text stays text. ``description`` is the text for screen readers.
     """
     with our_style():
         from .engine.svg import svg_element
@@ -38,13 +38,13 @@ def save_png(figure: Figure, path: Path, dpi: int = 200) -> None:
 
 
 def save_svg(figure: Figure, path: Path) -> None:
-    """Write the figure as an SVG on white that stands alone; text stays text."""
+    """Write the figure as an SVG on white of its own; text stays text."""
     with our_style(), atomic_path(path) as new:
         figure.savefig(new, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
 
 
 def save_both(figure: Figure, folder: Path, name: str) -> list[str]:
-    """Write the figure as a PNG and as an SVG of one name; the files' names."""
+    """Write the figure as a PNG and as an SVG of one name; return the files' names."""
     save_png(figure, folder / f"{name}.png")
     save_svg(figure, folder / f"{name}.svg")
     return [f"{name}.png", f"{name}.svg"]
@@ -61,11 +61,11 @@ def save_sized(
     bytes.
 
     Args:
-        figure: as our pictures draw it.
-        path: ends in one of `FORMATS`.
+        figure: figure of this package.
+        path: file with one of the suffixes `FORMATS`.
         width: inches.
         height: inches; by default in the figure's own proportion.
-        font_size: of axes' labels; all other letters keep their proportion to them.
+        font_size: size of axes' labels; all other letters keep their proportion to them.
     """
     from matplotlib import rc_context
     from matplotlib.text import Text

@@ -1,6 +1,6 @@
-"""What all pictures share: palette, type, line styles and legends.
+"""Style of all pictures: palette, type, line styles and legends.
 
-matplotlib is imported where it is used: a machine without it can do all the rest.
+matplotlib is imported on use: everything else works without it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FAINT: Mapping[str, Any] = {"alpha": 0.45, "linewidth": 0.9}
 DASHED: Mapping[str, Any] = {"linestyle": (0, (4, 1.6))}
 DOTTED: Mapping[str, Any] = {"linestyle": (0, (1, 1.3))}
 BASE_SIZE, TICK_SIZE = 8.5, 8
-"""Points: of letters, and of those at ticks."""
+"""Sizes in points of letters, and of those at ticks."""
 _STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
@@ -83,7 +83,7 @@ _STYLE: Any = {
 
 @contextmanager
 def our_style() -> Iterator[None]:
-    """Our settings around drawing *and* saving: ticks are made as late as that."""
+    """Apply the report's settings around drawing *and* saving, since ticks are created as late as that."""
     try:
         import matplotlib
     except ModuleNotFoundError as error:
@@ -100,7 +100,7 @@ def our_style() -> Iterator[None]:
 
 
 def in_our_style(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Decorate a function that draws a figure, so that it draws in our style."""
+    """Decorate a function that draws a figure, so that it draws in the report's style."""
 
     @wraps(draw)
     def in_style(*args: Any, **kwargs: Any) -> Figure:
@@ -111,7 +111,7 @@ def in_our_style(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **share: Any) -> tuple[Figure, Any]:
-    """A figure of a size in points, and its axes as ``Figure.subplots`` gives them."""
+    """Make a figure of a size in points, with axes like those of ``Figure.subplots``."""
     from matplotlib.figure import Figure
 
     from .engine.light_axes import LightAxes
@@ -122,21 +122,21 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **s
 
 
 def run_colour(run: int) -> str:
-    """Colour of the ``run``-th run, the same in every picture."""
+    """Return the colour of the ``run``-th run, the same in every picture."""
     return RUN_COLOURS[run % len(RUN_COLOURS)]
 
 
 def run_marker(run: int) -> str:
-    """Marker of the ``run``-th run: another one where the colours begin again."""
+    """Return the marker of the ``run``-th run, which changes when the colours start again."""
     return "osD^v"[run // len(RUN_COLOURS) % 5]
 
 
 def add_legend(figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
-    """A legend above the axes in as many columns as fit; the figure grows by its height, the axes keep theirs.
+    """Add a legend above the axes in as many columns as fit; the figure grows by its height, the axes keep theirs.
 
     Args:
-        figure: of `new_figure`.
-        entries: words, and what they are of: a line, or an area.
+        figure: figure of `new_figure`.
+        entries: words, with their line or area.
     """
     from .engine.measured_layout import layout_of
 
@@ -144,14 +144,14 @@ def add_legend(figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
 
 
 def legend_line(**look: Any) -> Any:
-    """A line that only a legend shows."""
+    """Make a line that only a legend shows."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **look)
 
 
 def pale_to_full() -> Any:
-    """Colours of a map of numbers: pale grey, then the palette's blues."""
+    """Make the colours for a map of numbers: pale grey, then the palette's blues."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("pale to full", ["#f1f3f5", RUN_COLOURS[5], RUN_COLOURS[0]])

@@ -1,4 +1,4 @@
-"""Pictures of token preference: where favourites' ranks went, and p̄ over all tokens."""
+"""Pictures of token preference: paths of favourites' ranks, and p̄ over all tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME_SIZE, _NAME_FONT = 7.5, "DejaVu Sans Mono"
 
 @dataclass(frozen=True)
 class TokenPath:
-    """Where the rank of one token went."""
+    """Rank of one token over training."""
 
     text: str
     ranks: Sequence[float]
@@ -37,9 +37,10 @@ class TokenPath:
 def draw_rank_paths(
     steps: Sequence[float], paths: Sequence[TokenPath], *, run: int, top: int, linear_until: float | None = None
 ) -> Figure:
-    """Ranks of birth's and of today's ``top`` favourites over training; even down to ``top``, logarithmic below.
+    """Draw the ranks of birth's and of today's ``top`` favourites over training; evenly spaced down to ``top``,
+    logarithmic below.
 
-    Every token's text stands at both ends, with its rank where that is below ``top``.
+    Every token's text is shown at both ends, with its rank if that is below ``top``.
     """
     from .engine.measured_layout import layout_of
 
@@ -72,14 +73,14 @@ def _path_look(path: TokenPath, run: int) -> dict[str, Any]:
 
 
 def _words(path: TokenPath, end: int, top: int) -> str:
-    """A token's text as it stands at one end, with its rank on the far side where that is below ``top``."""
+    """Return a token's text for one end, with its rank on the far side if that is below ``top``."""
     rank = path.ranks[end]
     words = [f"‹{shorten(path.text, 10)}›", f"{rank:,.0f}" if rank > top else ""]
     return " ".join(word for word in (words if end else words[::-1]) if word)
 
 
 def _name_ends(axes: Axes, paths: Sequence[TokenPath], end: int, run: int, top: int, gap: float) -> None:
-    """Texts of all tokens beside their paths, moved apart where they would lie on one another."""
+    """Write the texts of all tokens beside their paths, moved apart where they would overlap."""
     from matplotlib.patches import ConnectionPatch
     from matplotlib.transforms import ScaledTranslation
 
@@ -110,7 +111,7 @@ class Distribution:
     now: bool
 
     def points(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ranks, closer for the first ones, and V·p̄ of the tokens that have them."""
+        """Return ranks, closer for the first ones, and V·p̄ of the tokens at these ranks."""
         size = len(self.mean_prob)
         ranks = np.unique(np.geomspace(1, size, 300).astype(int))
         return ranks, np.sort(self.mean_prob.astype(float))[::-1][ranks - 1] * size
@@ -118,7 +119,7 @@ class Distribution:
 
 @in_our_style
 def draw_preference(distributions: Sequence[Distribution]) -> Figure:
-    """p̄ in descending order as a multiple of the uniform level, both axes logarithmic; dashed at birth."""
+    """Draw p̄ in descending order as a multiple of the uniform level, both axes logarithmic; dashed at birth."""
     figure, axes = new_figure(360, 230)
     several = any(d.name for d in distributions)
     entries = {d.name: legend_line(color=run_colour(d.run)) for d in distributions if several}

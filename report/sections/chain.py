@@ -1,4 +1,4 @@
-"""Every section of both pages, in causal order.
+"""Sections of both pages, in causal order.
 
 Aggregation makes the first token's variance stand out, super neurons amplify it, one channel of its state dominates,
 its keys lock onto the queries' direction, and a sink forms. The seed's mark runs below: the direction that the newborn
@@ -39,7 +39,7 @@ GRADIENT = Link(
     "1 too: what counts is the change since birth.",
     optional=True,
 )
-"""All of it is drawn from its declarations, where snapshots have it."""
+"""Section that is drawn wholly from its declarations, if snapshots have them."""
 
 LINKS: tuple[Link, ...] = (
     LOSS,
@@ -58,13 +58,13 @@ LINKS: tuple[Link, ...] = (
     LINEAGE,
     SPEED,
 )
-"""Both pages, the links between their sections and the names of CSV files come from this table."""
+"""Links, from which both pages, the links between their sections and the names of CSV files are made."""
 
 _OWN = "What the run's own metrics measured."
 
 
 def sections_over_training(view: TrainingView) -> list[Section]:
-    """The sections of the page of runs, in its order."""
+    """Return the sections of the page of runs, in its order."""
     logged = (quantity for quantity in LOGGED.values() if quantity.section)
     links = _with_declared([*logged, *view.quantities.values()])
     found = (link.section_over_training(view, declared) for link, declared in links)
@@ -72,14 +72,14 @@ def sections_over_training(view: TrainingView) -> list[Section]:
 
 
 def sections_in_snapshot(view: SnapshotView) -> list[Section]:
-    """The sections of the page of a snapshot, in its order."""
+    """Return the sections of the page of a snapshot, in its order."""
     links = _with_declared(view.quantities.values())
     found = (link.section_in_snapshot(view, declared) for link, declared in links)
     return [section.in_words_of(view.start) for section in found if section is not None]
 
 
 def _with_declared(quantities: Iterable[Quantity]) -> list[tuple[Link, list[Quantity]]]:
-    """Every link with the quantities of its section that it does not draw itself; then sections of users' own."""
+    """Return every link with the quantities of its section that it does not draw itself; then users' own sections."""
     drawn = {name for link in LINKS for name in link.quantities}
     found: dict[str, list[Quantity]] = {link.id: [] for link in LINKS}
     for quantity in quantities:
@@ -90,7 +90,7 @@ def _with_declared(quantities: Iterable[Quantity]) -> list[tuple[Link, list[Quan
 
 
 def _own_link(name: str, sections: Mapping[str, object]) -> Link:
-    """The link of a section that is none of ours; its id is one that no other section has."""
+    """Make the link of a user's section, with an id that no other section has."""
     slugs = [re.sub(r"[^a-z0-9]+", "-", other.lower()).strip("-") for other in sections]
     place = list(sections).index(name)
     number = slugs[:place].count(slugs[place])

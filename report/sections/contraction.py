@@ -1,4 +1,4 @@
-"""Contraction along depth: how far all states have become one direction [BB]."""
+"""Contraction along depth: degree to which all states share one direction [BB]."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 
 
 def _numbers(kind: str, arrays: Mapping[str, np.ndarray], step: int) -> list[LabelledArray]:
-    """Numbers of the picture of one kind of contraction of one snapshot."""
+    """Return the numbers of the picture of one kind of contraction of one snapshot."""
     return [
         LabelledArray(name, arrays[name], [{"layer": range(start, len(arrays[name]) + start)}], {"step": step})
         for name, start in ((f"{kind}_attention", 1), (f"{kind}_mlp", 0))

@@ -1,7 +1,7 @@
-"""Pictures of a quantity that no link draws itself, from its declaration alone: its axes decide which.
+"""Pictures of a quantity that no link draws itself, from its declaration alone: chosen by its axes.
 
-A scalar is a curve over training beside its control; what every block has one of is a line per block; what every head
-has one of is small multiples and a map; what stands along positions, or along another index, is lines over it.
+A scalar is a curve over training beside its control; a value per block is a line per block; a value per head is small
+multiples and a map; values along positions, or along another index, are lines over it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _BLOCKS = ("layer", "state")
 Moment = tuple[str, Mapping[str, Any], np.ndarray]
-"""When, the columns of its numbers, and the array."""
+"""Time in words, the columns of its numbers, and the array."""
 
 
 def draw_over_training(view: TrainingView, section: Section, quantities: Iterable[Quantity]) -> None:
@@ -97,7 +97,7 @@ def draw_in_snapshot(view: SnapshotView, section: Section, quantities: Iterable[
 
 
 def _key(section: Section, quantity: Quantity) -> str:
-    """What its pictures are called in their section: its name, unless the link has a picture of that name."""
+    """Return the name of its pictures in their section: its name, unless the link has a picture of that name."""
     key = quantity.name.replace("/", "-")
     taken = {picture.file for picture in section.pictures} | {listing.file for listing in section.listings}
     clash = any(file.removesuffix(".csv").startswith(f"{section.id}-{key}") for file in taken)
@@ -114,12 +114,12 @@ def _without_picture(quantity: Quantity) -> str:
 
 
 def _has_blocks(quantity: Quantity) -> bool:
-    """Whether every block has one number of it."""
+    """Return True if every block has one number of it."""
     return quantity.axes[0] in _BLOCKS and (len(quantity.axes) == 1 or bool(quantity.per_block))
 
 
 def _has_lines(quantity: Quantity) -> bool:
-    """Whether it is an array of lines: one, one for each block, or one for each head of every block."""
+    """Return True if it is an array of lines: one, one for each block, or one for each head of every block."""
     *lead, _ = quantity.axes
     return tuple(lead) in ((), ("layer",), ("state",), ("layer", "head")) and quantity.axes[-1] not in (
         *_BLOCKS,
@@ -128,7 +128,7 @@ def _has_lines(quantity: Quantity) -> bool:
 
 
 def _labels(quantity: Quantity, shape: Sequence[int]) -> list[dict[str, Sequence[int]]]:
-    """Columns of the axes of its array."""
+    """Return the columns of its array's axes."""
     axes = [AXES[name] for name in quantity.axes]
     return [{axis.column: range(axis.first, axis.first + n)} for axis, n in zip(axes, shape, strict=True)]
 
@@ -169,7 +169,7 @@ def _moments(quantity: Quantity, run: RunHistory, prefix: str) -> list[Moment]:
 
 
 def _over_index(quantity: Quantity, length: int) -> tuple[np.ndarray, Any]:
-    """The indices that lines show, and what sets their axis."""
+    """Return the indices that lines show, and a function that sets their axis."""
     shown = shown_positions(length)
     label = AXES[quantity.axes[-1]].column
     first = AXES[quantity.axes[-1]].first
@@ -181,7 +181,7 @@ def _over_index(quantity: Quantity, length: int) -> tuple[np.ndarray, Any]:
 
 
 def _lines_of_run(quantity: Quantity, run: RunHistory, prefix: str) -> Drawing | None:
-    """Lines at birth and now; those of heads as their mean."""
+    """Build the lines at birth and now; for heads their mean."""
     moments = _moments(quantity, run, prefix)
     if not any(np.isfinite(array).any() for *_, array in moments):
         return None
@@ -255,7 +255,7 @@ def _draw_blocks(view: SnapshotView, quantity: Quantity, arrays: Arrays) -> Draw
 
 
 def _list_scalars(view: SnapshotView, section: Section, quantities: Sequence[Quantity]) -> None:
-    """A list of scalars on each probe, beside their controls."""
+    """Add a list of scalars on each probe, beside their controls."""
     summary = view.snapshot.summary
     probes = [prefix for prefix in measured_probes(view.snapshot) if GROUPS[prefix] in summary] or [""]
     rows, numbers = [], []

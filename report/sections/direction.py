@@ -1,4 +1,4 @@
-"""The seed direction: what is left of the direction in which the newborn model sent every input [BB]."""
+"""The seed direction: remainder of the direction in which the newborn model sent every input [BB]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dominant channels: what super neurons write concentrates the first token's state in few channels [SO]."""
+"""Dominant channels: super neurons concentrate the first token's state in few channels [SO]."""
 
 from __future__ import annotations
 

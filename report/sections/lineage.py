@@ -1,4 +1,4 @@
-"""Lineage: whether hidden states still show which birth the model comes from [SP]."""
+"""Lineage: evidence in hidden states of the birth that the model comes from [SP]."""
 
 from __future__ import annotations
 

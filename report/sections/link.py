@@ -1,4 +1,4 @@
-"""A link of the causal chain: one section in both pages, over training and in one snapshot."""
+"""A link of the causal chain: a section in both pages, over training and in one snapshot."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .training_view import TrainingView
 
 @dataclass(frozen=True)
 class Link:
-    """A link of the causal chain, or a trace of the seed: one section in both pages (`chain.LINKS` lists them)."""
+    """A link of the causal chain, or a trace of the seed: a section in both pages (`chain.LINKS` lists them)."""
 
     id: str
-    """Of the section; begins the names of its CSV files."""
+    """Id of the section, with which the names of its CSV files begin."""
     title: str
     lede: str
-    """What one sees over training."""
+    """Introduction to the pictures over training."""
     over_training: Callable[[TrainingView, Section], None] = lambda view, section: None
     """Draws what it has pictures of its own for in the page of runs."""
     snapshot_lede: str = ""

@@ -1,1 +1,1 @@
-"""What stands between our pictures and matplotlib: layout from the widths of letters, light axes, SVG."""
+"""Layer between the report's pictures and matplotlib: layout from the widths of letters, light axes, SVG."""

@@ -1,4 +1,4 @@
-"""How wide letters are, in points, from the font's table of advances: enough for a layout, without drawing."""
+"""Widths of letters, in points, from the font's table of advances: enough for a layout, without drawing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _font(family: str) -> Any:
 
 @cache
 def _advance(character: str, family: str) -> float:
-    """Width of a character as a share of the size; of one that the font lacks, what such characters have elsewhere."""
+    """Return the width of a character as a share of the size; for one that the font lacks, a typical width."""
     font = _font(family)
     if not font.get_char_index(ord(character)):
         return 1.0 if unicodedata.east_asian_width(character) in "WF" else 0.6
@@ -28,10 +28,10 @@ def _advance(character: str, family: str) -> float:
 
 
 def text_width(text: str, size: float, family: str = "DejaVu Sans") -> float:
-    """Points that the longest line of ``text`` takes at ``size`` points."""
+    """Return the width of the longest line of ``text`` at ``size`` points, in points."""
     return size * max(sum(_advance(character, family) for character in line) for line in text.split("\n"))
 
 
 def text_height(text: str, size: float) -> float:
-    """Points from the top of the first line to the foot of the last."""
+    """Return the height from the top of the first line to the foot of the last, in points."""
     return 1.2 * size * (1 + text.count("\n"))

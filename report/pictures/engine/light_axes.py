@@ -1,6 +1,6 @@
-"""Axes that make no ticks before matplotlib draws them, which it does in files: a page needs none.
+"""Axes that create no ticks until matplotlib draws them, for files: a page needs none.
 
-A tick is three lines and two texts; making them took half of the time that it takes to make a picture.
+A tick is three lines and two texts; creating them took half of a picture's time.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ def _need_ticks(axis: Axis) -> None:
 
 class _LightX(XAxis):
     def reset_ticks(self) -> None:
-        """Start with no tick, not with one of each kind; `get_major_ticks` makes those that are asked for."""
+        """Start without ticks, not with one of each kind; `get_major_ticks` creates those that are requested."""
         self.majorTicks, self.minorTicks = [], []
 
     def get_ticks_position(self) -> Any:
-        """Where ticks are, which matplotlib asks the first of each kind."""
+        """Return the place of ticks, which matplotlib reads from the first of each kind."""
         _need_ticks(self)
         return super().get_ticks_position()
 
 
 class _LightY(YAxis):
     def reset_ticks(self) -> None:
-        """As of x."""
+        """Start without ticks, like the x axis."""
         self.majorTicks, self.minorTicks = [], []
 
     def get_ticks_position(self) -> Any:
-        """As of x."""
+        """Return the place of ticks, like the x axis."""
         _need_ticks(self)
         return super().get_ticks_position()
 
 
 class LightAxes(Axes):
-    """As matplotlib's in all else."""
+    """Axes that equal matplotlib's in everything else."""
 
     def _init_axis(self) -> None:
         self.xaxis = _LightX(self, clear=False)

@@ -1,8 +1,8 @@
-"""Where axes, legend and colour bars of a figure stand: from the widths of letters, in one go, without drawing.
+"""Layout of axes, legend and colour bars of a figure: from the widths of letters, in one pass, without drawing.
 
-matplotlib's own layouts draw every text to learn its size, twice; that took more than half of a page's time. Pictures
-of ours are a grid of axes of one size, a legend above them and a colour bar to their right, which is enough to say
-where everything stands. Lengths are points.
+matplotlib's own layouts draw every text to learn its size, twice; that took more than half of a page's time. The
+report's pictures are a grid of axes of one size, with a legend above and a colour bar to the right, which determines
+all places. Lengths are points.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LONGEST_ENTRY = 44
 
 @dataclass(frozen=True)
 class Margins:
-    """What labels take around axes."""
+    """Space that labels take around axes."""
 
     left: float = 0.0
     right: float = 0.0
@@ -50,14 +50,14 @@ class Margins:
     top: float = 0.0
 
     def or_more(self, other: Margins) -> Margins:
-        """The larger of both on each side."""
+        """Return the larger of both on each side."""
         sides = ("left", "right", "bottom", "top")
         return Margins(*(max(getattr(self, side), getattr(other, side)) for side in sides))
 
 
 @dataclass(frozen=True)
 class _Bar:
-    """A colour bar: its axes, those that it stands beside, and how much of their height it has."""
+    """A colour bar: its axes, the panels beside it, and its share of their height."""
 
     axes: Axes
     panels: Sequence[Axes]
@@ -73,7 +73,7 @@ class _Entry:
 
 
 def visible_ticks(axis: Axis) -> list[tuple[float, float, str]]:
-    """(place, share of the axis, text) of the ticks that an axis shows."""
+    """List (place, share of the axis, text) of the ticks that an axis shows."""
     low, high = sorted(axis.get_view_interval())
     places = axis.get_majorticklocs()
     texts = axis.get_major_formatter().format_ticks(places.tolist())
@@ -85,19 +85,19 @@ def visible_ticks(axis: Axis) -> list[tuple[float, float, str]]:
 
 
 def labelled_side(axis: Axis) -> str:
-    """The side on which the numbers of an axis stand, or nothing."""
+    """Return the side of an axis' numbers, or ""."""
     shown = axis.get_tick_params()
     return next((side for side in ("bottom", "left", "right", "top") if shown.get(f"label{side}")), "")
 
 
 def tick_reach(axis: Axis) -> float:
-    """From the axes to the numbers at their ticks."""
+    """Return the distance from the axes to the numbers at their ticks."""
     shown = axis.get_tick_params()
     return float(shown.get("length", _TICK_LENGTH)) + float(shown.get("pad", _TICK_PAD))
 
 
 def tick_size(axis: Axis) -> float:
-    """Size of the numbers at an axis' ticks."""
+    """Return the size of the numbers at an axis' ticks."""
     return float(axis.get_tick_params().get("labelsize", rcParams["xtick.labelsize"]))
 
 
@@ -115,20 +115,20 @@ class MeasuredLayout(LayoutEngine):
         self._turned: dict[Axes, float] = {}
 
     def set(self, **kwargs: Any) -> None:
-        """There is nothing to set."""
+        """Refuse all settings: there are none."""
         if kwargs:
             raise TypeError(f"MeasuredLayout has no {', '.join(kwargs)}")
 
     def keep_free(self, axes: Axes, **sides: float) -> None:
-        """Leave so much around ``axes`` at least, for what is not a label."""
+        """Keep at least this much space around ``axes``, for content other than labels."""
         self._kept[axes] = self._kept.get(axes, Margins()).or_more(Margins(**sides))
 
     def turn_names(self, axes: Axes, angle: float) -> None:
-        """Say that the names below ``axes`` rise to their ticks at such an angle in degrees."""
+        """Note that the names below ``axes`` rise to their ticks at this angle in degrees."""
         self._turned[axes] = math.radians(angle)
 
     def add_bar(self, axes: Axes, panels: Sequence[Axes], share: float) -> None:
-        """Let ``axes`` stand to the right of ``panels``, over such a share of their height."""
+        """Place ``axes`` to the right of ``panels``, over this share of their height."""
         self._bars.append(_Bar(axes, panels, share))
 
     def add_entries(self, figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
@@ -160,7 +160,7 @@ class MeasuredLayout(LayoutEngine):
         grid = [axes for axes in figure.axes if axes.get_subplotspec() is not None]
         margins = {axes: Margins(30, 8, 24, 10) for axes in grid}
         size = (width, height)
-        # How many ticks fit depends on the size of the axes, which depends on the ticks' labels.
+        # The number of ticks that fit depends on the size of the axes, which depends on the ticks' labels.
         for _ in range(2):
             sizes = self._place(figure, grid, margins, size)
             margins = {axes: self._measure(axes, sizes) for axes in grid}
@@ -169,7 +169,7 @@ class MeasuredLayout(LayoutEngine):
     # ── legend ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _legend_columns(self, figure: Figure) -> list[float]:
-        """Widths of the legend's columns: as many as fit."""
+        """Return the widths of the legend's columns: as many as fit."""
         widths = [
             _HANDLE + _HANDLE_PAD + text_width(entry.text.get_text(), float(entry.text.get_fontsize())) + _COLUMN_GAP
             for entry in self._entries
@@ -202,7 +202,7 @@ class MeasuredLayout(LayoutEngine):
     def _place(
         self, figure: Figure, grid: Sequence[Axes], margins: dict[Axes, Margins], size: tuple[float, float]
     ) -> tuple[float, float]:
-        """Give every axes its place; the size that they have."""
+        """Place every axes; return their size."""
         width, height = size
         whole = 72 * float(figure.get_size_inches()[1])
         left, right, top, bottom = (defaultdict[int, float](float) for _ in range(4))
@@ -230,7 +230,7 @@ class MeasuredLayout(LayoutEngine):
         return wide, tall
 
     def _across(self, axis: Axis) -> float:
-        """What numbers and label of a vertical axis take beside it."""
+        """Return the space that numbers and label of a vertical axis take beside it."""
         taken = 0.0
         if labelled_side(axis):
             size = tick_size(axis)
@@ -239,7 +239,7 @@ class MeasuredLayout(LayoutEngine):
         return taken + (LABEL_PAD + text_height(label, _size(axis.label)) if label else 0.0)
 
     def _measure(self, axes: Axes, size: tuple[float, float]) -> Margins:
-        """What labels take around axes of such a size."""
+        """Return the space that labels take around axes of this size."""
         if not axes.get_visible():
             return Margins()
         left = self._across(axes.yaxis)
@@ -269,14 +269,14 @@ class MeasuredLayout(LayoutEngine):
 
 
 def layout_of(figure: Any) -> MeasuredLayout:
-    """The layout of a figure that `new_figure` made."""
+    """Return the layout of a figure that `new_figure` made."""
     engine = figure.get_layout_engine()
     assert isinstance(engine, MeasuredLayout)
     return engine
 
 
 def _cell(axes: Axes) -> tuple[int, int]:
-    """Row and column of a panel."""
+    """Return row and column of a panel."""
     spec = axes.get_subplotspec()
     assert spec is not None
     return spec.rowspan.start, spec.colspan.start
@@ -287,7 +287,7 @@ def _size(text: Text) -> float:
 
 
 def _handle(handle: Any, inches: Any) -> list[Line2D | Rectangle]:
-    """A legend's picture of what is drawn: of a line without and with its marker, of anything else its colour."""
+    """Build a legend's symbol: for a line the line with and without its marker, for anything else its colour."""
     if not isinstance(handle, Line2D):
         face = handle.get_facecolor()
         return [Rectangle((0, 0), 0, 0, facecolor=face[0] if getattr(face, "ndim", 1) == 2 else face, transform=inches)]

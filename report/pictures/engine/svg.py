@@ -1,7 +1,7 @@
-"""Figures as SVG elements, straight from what they hold.
+"""Figures as SVG elements, written directly from their content.
 
-Lines, areas and markers draw themselves, onto `_Canvas`. Axes, grids and texts are written here: matplotlib measures
-every text before it draws it, and a browser sets it in a font of its own anyway.
+Lines, areas and markers draw themselves, onto `_Canvas`. Axes, grids and texts are written by this module: matplotlib
+measures every text before it draws it, but a browser uses its own font anyway.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _ANCHOR = {"left": "", "center": "middle", "right": "end"}
 
 
 def svg_element(figure: Figure, prefix: str, description: str, variables: Mapping[str, str]) -> str:
-    """The figure as an ``<svg>`` element.
+    """Render the figure as an ``<svg>`` element.
 
     Args:
-        figure: of `new_figure`.
-        prefix: how every id in it starts.
-        description: what a screen reader says.
-        variables: colours that a page may change → what stands for them.
+        figure: figure of `new_figure`.
+        prefix: prefix of every id in it.
+        description: text for screen readers.
+        variables: colours that a page may change → their CSS variables.
     """
     engine = figure.get_layout_engine()
     assert engine is not None
@@ -61,18 +61,18 @@ def svg_element(figure: Figure, prefix: str, description: str, variables: Mappin
 
 
 def _n(value: float) -> str:
-    """A hundredth of a point is finer than any screen."""
+    """Write a length to a hundredth of a point, which is finer than any screen."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 
 def _tenths(value: float) -> str:
-    """A tenth of a point is fine enough for one of many points of a line."""
+    """Write a coordinate to a tenth of a point, which is enough for one of many points of a line."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 class _Canvas(RendererBase):
-    """Takes what artists draw, in points, and keeps it as elements."""
+    """Canvas that receives the drawing of artists, in points, and keeps it as elements."""
 
     def __init__(self, width: float, height: float, prefix: str, variables: Mapping[str, str]) -> None:
         super().__init__()
@@ -83,13 +83,13 @@ class _Canvas(RendererBase):
         self._markers: dict[str, str] = {}
 
     def paint(self, name: str, colour: Any) -> str:
-        """Properties of a fill or a stroke."""
+        """Return the properties of a fill or a stroke."""
         light, opacity = to_hex(colour), to_rgba(colour)[3]
         faint = f";{name}-opacity:{_n(opacity)}" if opacity < 1 else ""
         return f"{name}:{self._variables.get(light, light)}{faint}"
 
     def stroke(self, segments: Iterable[str], colour: Any, width: str) -> None:
-        """Draw a path's parts, all alike."""
+        """Draw a path's parts in one style."""
         style = f"{self.paint('stroke', colour)};stroke-width:{width}"
         self.parts.append(f'<path d="{"".join(segments)}" style="{style}"/>')
 
@@ -135,7 +135,7 @@ class _Canvas(RendererBase):
     def draw_text(
         self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, ismath: Any = False, mtext: Any = None
     ) -> None:
-        # Of artists that lay out their own text; at the left end of its baseline.
+        # For artists that lay out their own text, from the left end of its baseline.
         self.write(x, y, s, prop.get_size_in_points(), gc.get_rgb(), turn=angle)
 
     def write(
@@ -152,7 +152,7 @@ class _Canvas(RendererBase):
         mono: bool = False,
         bold: bool = False,
     ) -> None:
-        """A text at a point, in a page's font."""
+        """Write a text at a point, in a page's font."""
         x, y = float(x), self.height - float(y)
         lines = text.split("\n")
         below = _BASELINE[along] * size
@@ -168,7 +168,7 @@ class _Canvas(RendererBase):
             self.parts.append(f'<text {at} style="{style}"{turned}>{escape(line, quote=False)}</text>')
 
     def image(self, rgba: np.ndarray, corners: np.ndarray) -> None:
-        """An image of single colours per cell, between two opposite corners: lower left first."""
+        """Draw an image with a single colour per cell, between two opposite corners, lower left first."""
         (left, low), (right, high) = corners
         rgba = rgba[:, ::-1] if right < left else rgba
         rgba = rgba[::-1] if high < low else rgba
@@ -179,7 +179,7 @@ class _Canvas(RendererBase):
         self.parts.append(f'<image {place} {size} {look} href="data:image/png;base64,{data}"/>')
 
     def _d(self, path: Path, transform: Any, simplify: bool, flip: float | None = None) -> str:
-        """A path's data, upside down as SVG has it."""
+        """Return a path's data, upside down for SVG."""
         height = self.height if flip is None else flip
         clean = path.cleaned(transform=transform, remove_nans=True, simplify=simplify and path.should_simplify)
         parts, last, left = [], "", 0
@@ -226,7 +226,7 @@ class _Canvas(RendererBase):
         return self.clip(box.bounds) if box is not None else ""
 
     def clip(self, bounds: Iterable[float]) -> str:
-        """The attribute that keeps an element inside of a rectangle."""
+        """Return the attribute that clips an element to a rectangle."""
         key = tuple(round(float(bound), 2) for bound in bounds)
         if key not in self._clips:
             self._clips[key] = f"{self.prefix}-c{len(self._clips)}"
@@ -237,7 +237,7 @@ class _Canvas(RendererBase):
 
 
 def _to_png(rgba: np.ndarray) -> bytes:
-    """The pixels as a PNG, of one byte each where they have few enough colours."""
+    """Encode the pixels as a PNG, with one byte each if there are few enough colours."""
     from PIL import Image
 
     image, buffer = Image.fromarray(np.ascontiguousarray(rgba)), BytesIO()
@@ -285,7 +285,7 @@ def _draw_image(canvas: _Canvas, image: AxesImage) -> None:
 
 
 def _draw_axis(canvas: _Canvas, axis: Axis, box: Any, across: bool) -> None:
-    """Grid, ticks, their numbers, and the label."""
+    """Draw grid, ticks, their numbers, and the label."""
     if not axis.get_visible():
         return
     shown, ticks = axis.get_tick_params(), visible_ticks(axis)
@@ -332,7 +332,7 @@ def _draw_axis(canvas: _Canvas, axis: Axis, box: Any, across: bool) -> None:
 
 
 def _draw_children(canvas: _Canvas, children: Iterable[Artist]) -> None:
-    """All that is no axis, from the back to the front."""
+    """Draw everything but axes, from the back to the front."""
     for child in sorted(children, key=lambda child: child.get_zorder()):
         if not child.get_visible():
             continue
