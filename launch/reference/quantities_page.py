@@ -41,7 +41,7 @@ def measured(section: str) -> str:
     rows = (
         [
             f"`{q.name}`",
-            f"`{q.shape}`" if q.has_array else "–",
+            f"`{q.shape}`".replace(" ", "\N{NO-BREAK SPACE}") if q.has_array else "–",
             q.scalar or "yes" if q.has_scalar else "–",
             f"{_meaning(q)} Unit: {q.unit}." if q.unit else _meaning(q),
         ]

@@ -4,11 +4,13 @@ its axes ask for, in both pages, the tables and the CSV files."""
 import csv
 import io
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+import birthmark
 from birthmark.errors import RunError
 from birthmark.measure.records import Snapshot
 from birthmark.metrics.quantities import LOGGED, MEASURED, SECTIONS
@@ -89,6 +91,12 @@ def test_links_draw_quantities_that_are_declared_in_their_section():
     drawn = [(link.id, name) for link in LINKS for name in link.quantities]
     assert len({name for _, name in drawn}) == len(drawn)
     assert [(section, name) for section, name in drawn if declared[name].section != section] == []
+
+
+def test_the_page_of_quantities_names_the_sections_of_the_pages():
+    page = (Path(birthmark.__file__).parent / "docs" / "quantities.md").read_text(encoding="utf-8")
+    drawn = " ".join(re.findall(r"^\*\*Drawn\*\*.*", page, re.MULTILINE))
+    assert set(re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", drawn)) == {link.title for link in LINKS}
 
 
 def test_every_axis_has_a_column():
