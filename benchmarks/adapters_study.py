@@ -1,4 +1,4 @@
-"""What adaptation does to sink and mark of birth: LoRA, prefix tuning, and Prefix-Tuning+ at equal parameters.
+"""Effects of adaptation on the sink and the mark of birth: LoRA, prefix tuning, and Prefix-Tuning+ at equal parameters.
 
     python benchmarks/adapters_study.py --folder FOLDER [--seeds 0,1,2] [--figure PNG]
 
@@ -52,14 +52,14 @@ _TEXT = ModelConfig(d_model=64, n_layers=2, n_heads=4, vocab_size=512, max_seq_l
 
 
 class Base(NamedTuple):
-    """What is adapted, and to what."""
+    """A base model with its data and the data of its adaptation."""
 
     model: ModelConfig
     steps: int
     data: DataConfig
-    """Of the base."""
+    """Data of the base."""
     new: DataConfig
-    """Of its adaptation."""
+    """Data of its adaptation."""
     more: int
     """Steps of that."""
 
@@ -75,7 +75,9 @@ LR, ADAPTER_LR = 3e-3, 1e-2
 
 
 def arms(base: str) -> dict[str, AdapterConfig]:
-    """Kind → adapter, all of d·K parameters per block (K the width of a head); and all weights."""
+    """Return the adapter of each kind, all with d·K parameters per block (K the width of a head); and, as the control,
+    all weights.
+    """
     d_head = BASES[base].model.d_head
     return {
         "lora": AdapterConfig("lora", rank=d_head // 4),
@@ -86,7 +88,9 @@ def arms(base: str) -> dict[str, AdapterConfig]:
 
 
 def train(model: Decoder, data: PreparedData, steps: int, lr: float) -> None:
-    """AdamW at a constant rate after 20 steps of warm-up, the groups and the clip norm of a run."""
+    """Train with AdamW at a constant rate after 20 steps of warm-up, with the parameter groups and clip norm of
+    a run.
+    """
     optim = OptimConfig(weight_decay=0.0)
     optimizer = optim.optimizer.build(parameter_groups(model, optim.optimizer), lr)
     model.train()
@@ -102,7 +106,7 @@ def train(model: Decoder, data: PreparedData, steps: int, lr: float) -> None:
 
 @torch.no_grad()
 def losses(model: Decoder, data: PreparedData) -> dict[str, float]:
-    """Validation loss, and where the task has them that of trigger positions."""
+    """Return the validation loss, and the loss at trigger positions if the task has them."""
     batch = data.val.batch(0, 128)
     found = next_token_losses(model.eval(), torch.from_numpy(batch)).numpy()
     groups = {name: mask(torch.from_numpy(batch[:, :-1])).numpy() for name, mask in data.groups.items()}
@@ -112,7 +116,7 @@ def losses(model: Decoder, data: PreparedData) -> dict[str, float]:
 
 
 def looked_at(model: Decoder, birth: Decoder, data: PreparedData, reference: BirthReference) -> dict[str, Any]:
-    """Losses, sink and mark of a model beside its birth."""
+    """Measure losses, sink and mark of a model beside its birth."""
     length, config = model.config.max_seq_len, model.config
     random = measure(model, random_probe(config.vocab_size, 64, length, 0), reference).scalars
     text = measure(model, data.text_probe(64, length)).scalars
@@ -128,7 +132,7 @@ def looked_at(model: Decoder, birth: Decoder, data: PreparedData, reference: Bir
 
 
 def rows_of(base: str, seed: int) -> list[dict[str, Any]]:
-    """A base before, and after each of its adaptations."""
+    """Measure a base before and after each of its adaptations."""
     config, steps, data, new, more = BASES[base]
 
     def prepared(config_of_data: DataConfig) -> PreparedData:
@@ -163,14 +167,14 @@ _SHOWN = {
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Mean, and half of its 95 % interval by Student's t."""
+    """Return the mean and half of its 95 % interval by Student's t."""
     x = np.array(values, dtype=float)
     half = 0.0 if len(x) < 2 else float(stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5)
     return float(x.mean()), half
 
 
 def cell(values: list[float | None]) -> str:
-    """Mean ± half of the interval."""
+    """Format the mean ± half of its interval."""
     found = [value for value in values if value is not None]
     if not found:
         return "–"
@@ -180,7 +184,7 @@ def cell(values: list[float | None]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line for each base as it was, and for each of its arms."""
+    """Format a line for each base before adaptation, and one for each of its arms."""
     lines = ["| base | arm | trained | " + " | ".join(_SHOWN.values()) + " |", "|---" * (len(_SHOWN) + 3) + "|"]
     for base in BASES:
         for arm in ("before", *arms(base)):
@@ -193,7 +197,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    """Loss, sink mass, and mark of every base and arm; each seed a point."""
+    """Draw loss, sink mass and mark of every base and arm; each seed is a point."""
     from birthmark.report.pictures.saving import save_png
     from birthmark.report.pictures.style import REFERENCE, new_figure, our_style, run_colour
 

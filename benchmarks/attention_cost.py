@@ -1,4 +1,4 @@
-"""What the attention arms cost in training, against plain softmax; against other libraries: ``peers_cpu.py``.
+"""Cost of the attention arms in training, against plain softmax; for other libraries see ``peers_cpu.py``.
 
     python benchmarks/attention_cost.py [--rounds 11] [--date 2026-11-20]
 
@@ -72,7 +72,7 @@ ARMS: dict[str, tuple[dict[str, Any], float | None]] = {
 
 
 class Row(NamedTuple):
-    """One arm: seconds, and ratios to the first row's within each round."""
+    """Times of one arm: seconds, and ratios to the first row's within each round."""
 
     name: str
     seconds: float
@@ -82,7 +82,7 @@ class Row(NamedTuple):
 
 
 def interleaved(steps: dict[str, Callable[[], float]], rounds: int, warmup: int, inverse: bool = False) -> list[Row]:
-    """Times in turn. ``inverse`` turns ratios of times into ratios of speeds."""
+    """Time steps in turn. ``inverse`` turns ratios of times into ratios of speeds."""
     for _ in range(warmup):
         for step in steps.values():
             step()
@@ -98,7 +98,7 @@ def interleaved(steps: dict[str, Callable[[], float]], rounds: int, warmup: int,
 
 
 def build_arms(shape: Shape, names: list[str]) -> dict[str, Decoder]:
-    """Decoders of the arms, which share the storage of the parameters that they have in common."""
+    """Build decoders of the arms, which share the storage of their common parameters."""
     models: dict[str, Decoder] = {}
     for name in names:
         model = Decoder(ModelConfig(**{**llama(shape), **ARMS[name][0]}))
@@ -117,7 +117,9 @@ def trainer_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
 def layer_step(
     model: Decoder, shape: Shape, bf16: bool, compiled: bool, device: str = "cpu", backward: bool = True
 ) -> Callable[[], float]:
-    """Forward, and backward, of one attention: projections and everything between them."""
+    """Return a step that runs one attention forward, and backward if asked for: projections and everything between
+    them.
+    """
     x = torch.randn(shape.micro_batch, shape.seq_len, shape.d_model, device=device, requires_grad=True)
     upstream = torch.randn(x.shape, device=device)
 
@@ -142,13 +144,15 @@ def layer_step(
 
 
 def finish(device: str) -> None:
-    """Wait for the device, which runs behind the program."""
+    """Wait for the device, which runs asynchronously."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def run_lengths(shape: Shape, names: list[str], args: argparse.Namespace) -> dict[str, dict[str, list[Row]]]:
-    """By length: one attention of each arm over plain's, forward alone and with its backward pass, eager."""
+    """Time one attention of each arm over plain's, by length: forward alone and with its backward pass, in
+    eager mode.
+    """
     found = {}
     for length in args.lengths:
         sequences = max(args.lengths) // length * shape.micro_batch
@@ -169,7 +173,7 @@ def run_lengths(shape: Shape, names: list[str], args: argparse.Namespace) -> dic
 
 
 def run_arms(models: dict[str, Decoder], shape: Shape, args: argparse.Namespace, compiled: bool) -> dict[str, Any]:
-    """Rows of the whole model, and of one attention."""
+    """Time the whole model, and one attention, of each arm."""
     bf16, batch = args.dtype == "bf16", shape.batch()
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 4 * len(ARMS)  # one function, one graph per arm
@@ -321,7 +325,7 @@ def main() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Named tuples as dictionaries, all the way down."""
+    """Turn named tuples into dictionaries, recursively."""
     if hasattr(value, "_asdict"):
         return value._asdict()
     if isinstance(value, dict):

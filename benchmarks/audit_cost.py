@@ -1,8 +1,8 @@
-"""What `birthmark audit` costs on a suite of published size: time, processor time, and peak memory.
+"""Cost of `birthmark audit` on a suite of published size: time, processor time, and peak memory.
 
     python benchmarks/audit_cost.py [--model pythia-160m] [--checkpoints 50] [--folder /tmp/suite] [--dtype bfloat16]
 
-The suite is a birth and what a random walk makes of it: the audit reads weights and runs no model, so that how they
+The suite is a birth and a random walk from it: the audit reads weights and runs no model, so that the way they
 came to be costs nothing. Checkpoint k is ``W + drift·Σ sd(W)·noise``, a new draw of noise for each step, written as one
 safetensors file beside the config of ``transformers``. The audit is the command, in a process of its own, with and
 without ``--quick``. The suite is deleted at the end unless ``--keep`` is given; 50 checkpoints of 162M parameters in
@@ -30,13 +30,13 @@ from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.trainer.by_name.model_names import open_source
 
 RESULTS = Path(__file__).parent / "results" / "audit_cost.md"
-#: Of each step of the walk, in standard deviations of a tensor.
+#: Size of each step of the walk, in standard deviations of a tensor.
 DRIFT = 0.05
 _FILE = "model.safetensors"
 
 
 class Cost(NamedTuple):
-    """Of one audit."""
+    """Cost of one audit."""
 
     seconds: float
     cpu_seconds: float
@@ -45,7 +45,7 @@ class Cost(NamedTuple):
 
 
 def write_suite(folder: Path, model: str, n: int, dtype: torch.dtype) -> int:
-    """A birth and its random walk, as folders of ``transformers``; the bytes of one checkpoint."""
+    """Write a birth and its random walk as folders of ``transformers``; return the bytes of one checkpoint."""
     first = folder / "step0"
     save_pretrained(open_source(f"models/{model}@0").load(), first, dtype=dtype, max_shard_bytes=1 << 40)
     tensors = {name: tensor.float() for name, tensor in load_file(first / _FILE).items()}
@@ -63,7 +63,7 @@ def write_suite(folder: Path, model: str, n: int, dtype: torch.dtype) -> int:
 
 
 def audit(folder: Path, *options: str) -> Cost:
-    """The command on a suite, in a process of its own."""
+    """Audit a suite by the command, in a process of its own."""
     with tempfile.TemporaryFile("w+") as out:
         start = time.perf_counter()
         child = subprocess.Popen(
@@ -77,7 +77,7 @@ def audit(folder: Path, *options: str) -> Cost:
 
 
 def line(options: str, n: int, cost: Cost) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     read = sum(one["bytes_sampled"] for one in cost.found["checkpoints"])
     total = sum(one["bytes"] for one in cost.found["checkpoints"])
     return (

@@ -49,17 +49,17 @@ class Shape(NamedTuple):
     name: str
     config: ModelConfig
     source: str
-    """What `birthmark snapshot` finds it by."""
+    """Name of the model for `birthmark snapshot`."""
     twin_of: str = ""
 
     @property
     def n_params(self) -> int:
-        """All of them, tables included."""
+        """Number of parameters, embedding tables included."""
         return sum(prod(shape) for _, shape in parameter_shapes(self.config))
 
 
 def shapes(folder: Path) -> list[Shape]:
-    """All of them, small ones first."""
+    """Return all shapes, small ones first."""
     found = [
         Shape(name := shipped.name.removeprefix("models/"), read_config(find_config(name)).model, name)
         for shipped in shipped_configs()
@@ -79,7 +79,7 @@ def shapes(folder: Path) -> list[Shape]:
 
 
 def run(shape: Shape, seed: int, folder: Path) -> None:
-    """Measure a birth, unless it is there."""
+    """Measure a birth, unless its snapshot exists."""
     out = folder / f"{shape.name}@{seed}"
     if out.exists():
         return
@@ -90,7 +90,7 @@ def run(shape: Shape, seed: int, folder: Path) -> None:
 
 
 def _between(snapshots: Mapping[int, Snapshot]) -> dict[str, float]:
-    """How much the births of several seeds have in common: the largest over their pairs."""
+    """Measure how much the births of several seeds have in common: the largest over their pairs."""
     pairs = [(snapshots[a].arrays, snapshots[b].arrays) for a, b in combinations(sorted(snapshots), 2)]
     if not pairs:
         return {}
@@ -100,7 +100,7 @@ def _between(snapshots: Mapping[int, Snapshot]) -> dict[str, float]:
 
 
 def row(shape: Shape, folder: Path) -> dict[str, Any] | None:
-    """What is known of a shape; None where nothing is."""
+    """Summarise the measured births of a shape; None if there are none."""
     snapshots = {
         int(path.name.rpartition("@")[2]): Snapshot.read(path)
         for path in folder.glob(f"{shape.name}@*")
@@ -133,7 +133,7 @@ def _spread(values: list[float], form: str) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown."""
+    """Format the rows as a Markdown table."""
     lines = [
         "| shape | parameters | MLP | d, L, V | births | KL(p̄ ‖ uniform) | V·max p̄ | inter | intra "
         "| σ²(0)/later, first block | last block | cosine of two seeds | ρ of two seeds |",
@@ -159,7 +159,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def write(rows: list[dict[str, Any]], missing: list[str]) -> None:
-    """The results."""
+    """Write the results."""
     probe = {"n_sequences": N_SEQUENCES, "seq_len": SEQ_LEN, "probe_seed": 0}
     content = {"probe": probe, "rows": rows, "not_run": missing}
     RESULTS.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
@@ -180,7 +180,7 @@ def write(rows: list[dict[str, Any]], missing: list[str]) -> None:
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    """Four quantities against the number of parameters, a point for each birth."""
+    """Draw four quantities against the number of parameters, a point for each birth."""
     from birthmark.report.pictures.axes import log_heights
     from birthmark.report.pictures.saving import save_png
     from birthmark.report.pictures.style import add_legend, legend_line, new_figure, our_style, run_colour

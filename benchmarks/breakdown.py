@@ -1,4 +1,4 @@
-"""Where the time of one of our training steps goes, operator by operator, against what matrix products reach here."""
+"""Shares of operators in the time of one of our training steps, against the speed that matrix products reach here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 def product_ceiling(shape: Shape, dtype: torch.dtype, repeats: int) -> dict[str, float]:
-    """FLOP/s of plain ``torch.mm`` at the products of the model, by (rows, inner, columns); medians."""
+    """Measure FLOP/s of plain ``torch.mm`` at the products of the model, by (rows, inner, columns); medians."""
     n, d, ff, vocab = shape.seq_len * shape.micro_batch, shape.d_model, shape.d_ff, shape.vocab_size
     sizes = [(n, d, d), (n, d, ff), (n, ff, d), (d, n, d), (ff, n, d), (n, d, vocab), (n, vocab, d), (vocab, n, d)]
     reached = {}
@@ -45,9 +45,10 @@ def product_ceiling(shape: Shape, dtype: torch.dtype, repeats: int) -> dict[str,
 
 
 def products_of_step(shape: Shape, dtype: torch.dtype) -> Callable[[], None]:
-    """The matrix products of one training step and nothing else: of each linear map the output and both gradients.
+    """Return a function that runs only the matrix products of one training step: the output and both gradients of each
+    linear map.
 
-    What a step cannot be faster than, whoever writes it. Attention's products are not among them.
+    No implementation of a step can be faster. Attention's products are not included.
     """
     n, d, ff, vocab = shape.seq_len * shape.micro_batch, shape.d_model, shape.d_ff, shape.vocab_size
     kv = d // shape.n_heads * (shape.n_kv_heads or shape.n_heads)
@@ -98,7 +99,7 @@ def _flops(event: Any) -> float:
 
 
 def breakdown(model: nn.Module, loss: Loss, batch: Tensor, shape: Shape, bf16: bool, steps: int) -> list[Part]:
-    """Self time of a step's operators, summed into parts, largest first; the mean over ``steps``."""
+    """Sum the self times of a step's operators into parts, largest first; the mean over ``steps``."""
     timed_step(model, loss, batch, bf16)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         for _ in range(steps):

@@ -43,21 +43,21 @@ WAYS: dict[str, Attention] = {
 
 
 def inputs(n_sequences: int, length: int, width: int) -> list[Tensor]:
-    """Queries, keys, values and the upstream gradient, ``[B, H, T, K]``."""
+    """Draw queries, keys, values and the upstream gradient, ``[B, H, T, K]``."""
     generator = torch.Generator().manual_seed(0)
     shape = (n_sequences, length, HEADS, width)
     return [torch.randn(shape, generator=generator).bfloat16().transpose(1, 2) for _ in range(4)]
 
 
 def gradients(way: Attention, tensors: list[Tensor]) -> list[Tensor]:
-    """Of queries, keys and values."""
+    """Return the gradients of queries, keys and values."""
     *qkv, d_out = tensors
     leaves = [x.detach().requires_grad_() for x in qkv]
     return list(torch.autograd.grad(way(*leaves, qkv[0].shape[-1] ** -0.5), leaves, d_out))
 
 
 def errors(width: int) -> dict[str, float]:
-    """Largest relative error of a gradient, by way."""
+    """Return the largest relative error of a gradient, by way."""
     tensors = inputs(1, 512, width)
     exact = gradients(WAYS[THEIRS], [x.double() for x in tensors])
     return {
@@ -69,7 +69,7 @@ def errors(width: int) -> dict[str, float]:
 
 
 def times(tensors: list[Tensor], backward: bool, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round, by way."""
+    """Return the seconds of each round, by way."""
     *qkv, _ = tensors
     scale = qkv[0].shape[-1] ** -0.5
     found: dict[str, list[float]] = {name: [] for name in WAYS}

@@ -63,7 +63,7 @@ def measure(tiny: bool, file: Path, only: Sequence[str]) -> None:
 
 
 def write_pages(content: dict[str, Any], out: Path, figure: Path) -> None:
-    """Markdown and picture, from what was measured."""
+    """Write the Markdown page and the picture of the measurements."""
     rows, found_costs = [Row(*row) for row in content["rows"]], [Cost(*cost) for cost in content["costs"]]
     found = summaries(rows)
     pairs = {relation: sum(row.relation == relation for row in rows) // len(found) for relation in ("kin", "strangers")}

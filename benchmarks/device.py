@@ -1,4 +1,4 @@
-"""Seconds and bytes that a call takes: of a GPU by its own clock and allocator, of a CPU by those of the process."""
+"""Seconds and bytes of a call: by the clock and allocator of a GPU, or by those of the process on a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def seconds(function: Callable[[], object], device: torch.device | str) -> float:
-    """Seconds of one call. On a GPU between two events, so that neither the launch nor the wait counts twice."""
+    """Time one call. On a GPU it is timed between two events, so that neither the launch nor the wait counts twice."""
     if torch.device(device).type != "cuda":
         start = time.perf_counter()
         function()
@@ -29,7 +29,7 @@ def seconds(function: Callable[[], object], device: torch.device | str) -> float
 
 
 def release(device: torch.device | str) -> None:
-    """Give back what is free."""
+    """Release unused memory to the system."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
@@ -56,7 +56,7 @@ class Peak:
             Path("/proc/self/clear_refs").write_text("5")
 
     def above(self) -> int | None:
-        """Bytes; None where this system does not say."""
+        """Return the bytes above the start; None if the system does not report them."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             return torch.cuda.max_memory_allocated(self.device) - self._before
@@ -69,7 +69,9 @@ def _resident(field: str) -> int:
 
 
 class Spread(NamedTuple):
-    """One of several that took turns: seconds, and its ratio to the first one's within each round, with quartiles."""
+    """Time of one of several that took turns: median seconds, and the ratio to the first one within each round, with
+    quartiles.
+    """
 
     seconds: float
     low: float
@@ -80,7 +82,7 @@ class Spread(NamedTuple):
 def in_turn(
     steps: Mapping[str, Callable[[], object]], device: torch.device | str, rounds: int, warmup: int
 ) -> dict[str, Spread]:
-    """Times of calls that follow one another, A B C … A B C …: medians, since machines are noisy."""
+    """Time calls that follow one another, A B C … A B C …: medians, since machines are noisy."""
     for _ in range(warmup):
         for step in steps.values():
             step()

@@ -1,4 +1,4 @@
-"""How fast a model that left with our own code writes, against the native class of the same weights.
+"""Speed of writing of a model exported with our own code, against the native class of the same weights.
 
     python benchmarks/exported_generation.py [--rounds 5] [--threads 1] [--case NAME]
 

@@ -1,1 +1,1 @@
-"""How it is started: the birthmark command and its reports."""
+"""Entry points: the birthmark command and its reports."""

@@ -1,4 +1,4 @@
-"""Launch files with what was given filled in: they then depend on no file beside them."""
+"""Launch files with the user's values filled in: they depend on no file beside them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def fill_in(
     *,
     first: Sequence[str] = (),
 ) -> str:
-    """A launch file's text for one purpose.
+    """Fill the user's values into the text of a launch file.
 
     Args:
-        text: of the launch file.
-        variables: environment variables that it reads; what is in the environment when it is started wins.
-        words: arguments that it is given, before those of its start.
+        text: text of the launch file.
+        variables: environment variables that it reads; the environment of the start has precedence.
+        words: arguments that it passes on, before those of its start.
         sbatch: options of SLURM's sbatch, without their dashes, in place of the file's own of these names.
-        first: commands that it begins with.
+        first: commands at its beginning.
     """
     lines = [*first, *(f'[ -n "${{{name}:-}}" ] || {name}={shlex.quote(value)}' for name, value in variables.items())]
     if words:
@@ -40,7 +40,7 @@ def fill_in(
 
 
 def _quoted(value: str) -> str:
-    """A value as sbatch reads it in a file: in quotes where it has a space."""
+    """Quote a value as sbatch reads it in a file: in quotation marks if it contains white space."""
     return f'"{value}"' if re.search(r"\s", value) else value
 
 

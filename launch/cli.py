@@ -13,11 +13,11 @@ from pathlib import Path
 from ..child_python import leave_working_folder
 from ..errors import USAGE_STATUS, RunError, UsageError
 
-# What imports more than the standard library is imported inside of functions: once the working folder is off the path.
+# Everything beyond the standard library is imported inside functions, once the working folder is off the path.
 
 
 def normal_dashes(arguments: Sequence[str]) -> list[str]:
-    """Options with their words joined by underscores, as fields are: ``--init-from X`` is ``--init_from X``."""
+    """Join the words of options by underscores, as in fields: ``--init-from X`` becomes ``--init_from X``."""
     return [
         "--" + a[2:].partition("=")[0].replace("-", "_") + "".join(a[2:].partition("=")[1:]) if a[:2] == "--" else a
         for a in arguments
@@ -25,16 +25,16 @@ def normal_dashes(arguments: Sequence[str]) -> list[str]:
 
 
 def resolve_home(arguments: Sequence[str]) -> list[str]:
-    """``~/`` as a user's home behind an equals sign, where shells leave it as it is: ``--out=~/page.html``."""
+    """Replace ``~/`` behind an equals sign by the user's home, since shells do not: ``--out=~/page.html``."""
     return [re.sub(r"^([\w.-]+=)~(?=/)", lambda head: f"{head[1]}{Path.home()}", a) for a in arguments]
 
 
 def _report_failure(line: str, status: int) -> int:
-    """Print ``line`` once, also where several processes are one run and fail together; the exit status."""
+    """Print ``line`` once, even if several processes of one run fail together; return the exit status."""
     from ..urls import hide_credentials
 
     line = hide_credentials(line)
-    # What torchrun and DeepSpeed set, and srun.
+    # Variables that torchrun and DeepSpeed set, and srun.
     if "WORLD_SIZE" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ:
         from ..trainer.processes.joint_failure import report_failure, tell_launcher
         from ..trainer.processes.launched_process import launched_process
@@ -71,8 +71,11 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _ignore_stops() -> None:
-    """What was to be done is done, and Python takes a moment to end: launchers that ask for that, maybe again, hear the
-    status of what was done. SLURM sends SIGUSR1, which Windows lacks."""
+    """Ignore further stop signals, so that the exit status is that of the finished work.
+
+    Python takes a moment to end, and launchers may ask for a stop once more meanwhile. SLURM sends SIGUSR1, which
+    Windows lacks.
+    """
     for number in (signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)):
         signal.signal(number, signal.SIG_IGN)
 
@@ -119,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        # What the system refuses is no mistake of ours: a name too long, a folder that may not be written to.
+        # A refusal by the system is not our bug: a name too long, a folder without permission to write.
         what = "" if error.filename is None else f"{one_line(error.filename)}: "
         return _report_failure(f"birthmark: error: {what}{error.strerror or one_line(error)}", 1)
     except Exception as error:

@@ -47,24 +47,24 @@ COMMANDS = tuple(_PATHS)
 
 
 class Command(Protocol):
-    """What a module in `commands` has.
+    """Interface of a module in `commands`.
 
     It imports frameworks inside `run` only, so that help and completion are quick. A module may also have
     ``expand(arguments) -> arguments``, which rewrites the words of the command line before they are parsed.
     """
 
     SUMMARY: str
-    """One sentence for the help."""
+    """Summary for the help, one sentence."""
 
     def add_options(self, parser: Parser) -> None:
-        """Add its options to ``parser``, which has --debug already."""
+        """Add the command's options to ``parser``, which has --debug already."""
 
     def run(self, options: Namespace) -> int:
-        """Do it; the exit status.
+        """Run the command; return the exit status.
 
         Raises:
             UsageError: an option is impossible.
-            RunError: it failed on the way.
+            RunError: the command failed on the way.
         """
 
 
@@ -75,7 +75,7 @@ def load_command(name: str) -> Command:
 
 @cache
 def command_parser(name: str) -> Parser:
-    """The parser of one command's options, built once in a process: that of a run's fields takes .2 s."""
+    """Return the parser of one command's options, built once per process: that of a run's fields takes .2 s."""
     command = load_command(name)
     parser = Parser(prog=f"birthmark {name}", description=command.SUMMARY)
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
@@ -84,7 +84,7 @@ def command_parser(name: str) -> Parser:
 
 
 def top_parser() -> Parser:
-    """The parser of ``birthmark`` itself: help, version, and the commands' names without their options."""
+    """Return the parser of ``birthmark`` itself: help, version, and the commands' names without their options."""
     parser = Parser(prog="birthmark", description="Pretrain transformers and see the mark they were born with.")
     parser.add_argument("--version", action="version", version=f"birthmark {__version__}")
     commands = parser.add_subcommands(dest="command")

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..trainer.config_parser import Parser
 #: Exit status of commands that check something, where it is not what it says.
 WRONG = 3
 
-#: What a model may be given as, for help texts.
+#: Accepted names of a model, for help texts.
 MODEL_NAMES = (
     "a run (its last checkpoint), RUN@STEP, a checkpoint, CONFIG@SEED (a birth), transformers folder, GGUF file or "
     "hub id"
@@ -26,12 +26,12 @@ MODEL_NAMES = (
 
 
 def add_model(parser: Parser) -> None:
-    """One model, by any of its names."""
+    """Add the argument that takes one model, by any of its names."""
     parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_NAMES[0].upper() + MODEL_NAMES[1:] + ".")
 
 
 def add_trust(parser: Parser) -> None:
-    """Whether a model's own code may run."""
+    """Add the option that lets a model's own code run."""
     parser.add_argument(
         "--trust_remote_code",
         action="store_true",
@@ -40,19 +40,19 @@ def add_trust(parser: Parser) -> None:
 
 
 def tell(line: str) -> None:
-    """Say something beside a command's result."""
+    """Print a remark on standard error, beside a command's result."""
     print(line, file=sys.stderr)
 
 
 def add_config(parser: Parser) -> None:
-    """A config of a run or of a model."""
+    """Add the argument that takes a config of a run or of a model."""
     parser.add_argument(
         "config", type=str, metavar="CONFIG", help="YAML file of a run or of a model, or a run's folder."
     )
 
 
 def add_run(parser: Parser) -> None:
-    """A run and one of its checkpoints."""
+    """Add the arguments that take a run and one of its checkpoints."""
     parser.add_argument("run", type=str, metavar="RUN", help="Folder that `pretrain` wrote.")
     parser.add_argument("--step", type=int | None, metavar="N", help="Checkpoint after N steps; by default the last.")
 
@@ -61,14 +61,14 @@ def read_numbers(option: str, text: str, example: str, check: Callable[[int, int
     """Read whole numbers, each once: ``0..9999`` (both ends included), ``7``, and commas between such.
 
     Args:
-        option: its name.
-        text: as it was given.
-        example: of such numbers, for the message.
-        check: is called with the last number of each part and how many there are then, and raises where either is too
+        option: name of the option.
+        text: the user's text.
+        example: valid numbers, for the message.
+        check: called with the last number of each part and the count so far; raises if either is too
             large.
 
     Raises:
-        UsageError: a part that is neither.
+        UsageError: a part has neither form.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -82,18 +82,20 @@ def read_numbers(option: str, text: str, example: str, check: Callable[[int, int
 
 
 def check_seed(option: str, seed: int) -> None:
-    """UsageError if no run can be born from the seed that ``option`` names: the range of ``init_seed``."""
+    """Raise UsageError if ``option`` names a seed that no run can be born from: one outside the range of
+    ``init_seed``.
+    """
     if not SEEDS[0] <= seed <= SEEDS[1]:
         raise UsageError(f"--{option} {shown(seed)}: no seed; give a whole number from {SEEDS[0]} to {SEEDS[1]}")
 
 
 def add_json(parser: Parser) -> None:
-    """JSON in place of text."""
+    """Add the option that prints JSON in place of text."""
     parser.add_argument("--json", action="store_true", help="Print it as JSON.")
 
 
 def add_probe(parser: Parser, n_sequences: int, seq_len: int | None) -> None:
-    """A random probe and how it is read; ``seq_len`` None: it depends on the model."""
+    """Add the options of a random probe; with ``seq_len`` None its length depends on the model."""
     length = "by default 64, or as many as the model reads" if seq_len is None else f"by default {seq_len}"
     parser.add_argument(
         "--n_sequences", type=int, default=n_sequences, metavar="N", help="Sequences in the random probe."
@@ -121,7 +123,7 @@ def check_probe(settings: SnapshotConfig, n_positions: int | None) -> None:
 
 
 def add_data(parser: Parser, by_default: str, text: str = "Text to read") -> None:
-    """Text of the user's choice; ``by_default`` says what is read without it."""
+    """Add the option that names the user's own text; ``by_default`` describes the text that is read without it."""
     parser.add_argument(
         "--data",
         type=str,
@@ -133,7 +135,10 @@ def add_data(parser: Parser, by_default: str, text: str = "Text to read") -> Non
 
 @contextmanager
 def data_named(options: Namespace) -> Iterator[None]:
-    """Around what reads ``--data``: what the text is called in a message depends on who named it."""
+    """Replace ``data.path`` in messages by the option's name, if the text was named by ``--data``.
+
+    A context manager around code that reads the text.
+    """
     try:
         yield
     except UsageError as error:
@@ -141,7 +146,7 @@ def data_named(options: Namespace) -> Iterator[None]:
 
 
 def add_probe_kind(parser: Parser, meaning: str) -> None:
-    """Random tokens or text."""
+    """Add the option that chooses random tokens or text."""
     parser.add_argument("--probe", type=Literal["random", "text"] | None, help=meaning)
 
 
@@ -152,7 +157,7 @@ def check_probe_kind(options: Namespace) -> None:
 
 
 def add_strangers(parser: Parser, default: int) -> None:
-    """How many births of other seeds are the control."""
+    """Add the option for the number of births of other seeds, the control."""
     parser.add_argument(
         "--strangers",
         type=int,
@@ -163,13 +168,13 @@ def add_strangers(parser: Parser, default: int) -> None:
 
 
 def check_strangers(options: Namespace) -> None:
-    """Raises UsageError for a number of births that no control needs."""
+    """Raise UsageError if the number of control births is out of range."""
     if not 0 <= options.strangers <= MOST_STRANGERS:
         raise UsageError(f"--strangers {options.strangers}: give 0 to {MOST_STRANGERS}")
 
 
 def add_stream(parser: Parser) -> None:
-    """Models larger than memory."""
+    """Add the options for models larger than memory."""
     parser.add_argument(
         "--stream", action="store_true", help="Hold one block of the model in memory at a time (docs/measuring.md)."
     )
@@ -182,6 +187,6 @@ def add_stream(parser: Parser) -> None:
 
 
 def check_stream(options: Namespace) -> None:
-    """UsageError where --scratch is given without --stream."""
+    """Raise UsageError if --scratch is given without --stream."""
     if options.scratch is not None and not options.stream:
         raise UsageError(f"--scratch {options.scratch}: only --stream keeps anything there; give both, or none")

@@ -1,4 +1,4 @@
-"""``--set FIELD=VALUE``: fields of a config that the command line replaces."""
+"""``--set FIELD=VALUE``: fields of a config to replace on the command line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def add_overrides(parser: Parser, what: str) -> None:
 
 
 def read_overrides(words: Sequence[str], refused: Sequence[str] = (), why: str = "") -> dict[str, str]:
-    """Values by dotted field, as text: reading the config gives each its field's type.
+    """Read values by dotted field, as text: reading the config gives each its field's type.
 
     Args:
-        words: what stands after ``--set``.
-        refused: fields that this command does not take.
-        why: what its message says of them.
+        words: the words after ``--set``.
+        refused: fields that this command rejects.
+        why: reason for the message that rejects them.
 
     Raises:
-        UsageError: a word that is no ``FIELD=VALUE``, or names no field; the message repeats it.
+        UsageError: a word is no ``FIELD=VALUE``, or names no field; the message repeats it.
     """
     found: dict[str, str] = {}
     for word in words:

@@ -1,4 +1,4 @@
-"""What a run finds on this machine: libraries, devices, launchers, disk and W&B; and whether it would start."""
+"""Readiness of this machine for a run: libraries, devices, launchers, disk and W&B, and whether the run would start."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _OPTIONAL = {
 
 #: Bytes of a checkpoint per parameter: float32 weights and AdamW's two moments.
 _CHECKPOINT_BYTES = 12
-#: What training holds per parameter on one device: the gradient too.
+#: Bytes per parameter that training holds on one device, the gradient included.
 _TRAINING_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check of the machine."""
 
     name: str
     state: State
@@ -55,7 +55,7 @@ class Finding:
 
 
 def examine(config: RunConfig) -> Iterator[Finding]:
-    """Look at this machine as the run of ``config`` would find it. Nothing is downloaded, and nothing is written."""
+    """Check this machine for the run of ``config``. Nothing is downloaded, and nothing is written."""
     libraries = list(_libraries())
     yield from libraries
     if any(finding.state == "stop" for finding in libraries):
@@ -68,11 +68,11 @@ def examine(config: RunConfig) -> Iterator[Finding]:
 
 
 def would_run(config: RunConfig, name: str, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Strategy, precision, processes and device of the run, and the command that starts it, as JSON-able values.
+    """Return strategy, precision, processes, device and start command of the run, as JSON-able values.
 
     Args:
         config: the run.
-        name: what ``--config`` is given.
+        name: the config's name for ``--config``.
         overrides: dotted fields that the command line replaced.
     """
     import torch
@@ -97,7 +97,9 @@ def would_run(config: RunConfig, name: str, overrides: Mapping[str, str]) -> dic
 
 
 def _processes(config: RunConfig) -> tuple[int, int]:
-    """How many processes would run, and on how many GPUs; where a launcher starts them, two without a GPU."""
+    """Return the number of processes and of GPUs that would run; two processes if a launcher starts them and there is
+    no GPU.
+    """
     import torch
 
     gpus = torch.cuda.device_count() if config.trainer.device != "cpu" and torch.cuda.is_available() else 0
@@ -143,7 +145,10 @@ def _version(name: str) -> str | None:
 
 
 def _imported(name: str, version: str) -> Finding:
-    """A library that is there may still not load: one of its own is missing, or another's."""
+    """Check that an installed library loads.
+
+    It may still fail to: one of its own dependencies is missing, or belongs to another version.
+    """
     try:
         import_module(name)
     except Exception as error:
@@ -184,7 +189,7 @@ def _devices(config: RunConfig) -> Iterator[Finding]:
 
 
 def _bf16(config: RunConfig, device: torch.device) -> Finding:
-    """How fast bf16 is here, beside float32: the product of two square matrices, the best of three."""
+    """Measure the speed of bf16 here relative to float32: the product of two square matrices, the best of three."""
     import torch
 
     n, seconds = (4096 if device.type == "cuda" else 512), {}

@@ -1,14 +1,14 @@
-"""torchrun as our launch files start it: it stops a run with a checkpoint, and leaves the last word to the run.
+"""torchrun as our launch files start it: it stops a run with a checkpoint, and leaves the error message to the run.
 
 It is ``torch.distributed.run`` with its own options, and differs in five things:
 
-- SIGUSR1, with which SLURM warns of a job's end, becomes SIGTERM to the workers. They stop by themselves, in their own
-  time, and torchrun ends well.
-- After a SIGTERM or Ctrl-C to itself it gives them minutes, not 30 seconds.
-- The workers' rank 0 serves their store at every start, so that one whose node is gone is not dialled again.
-- What was asked for and cannot be done is not tried again: a worker that ends with the status of a usage error is not
+- SIGUSR1, SLURM's warning before a job's end, becomes SIGTERM to the workers. They stop by themselves, in their own
+  time, and torchrun ends with status 0.
+- After a SIGTERM or Ctrl-C to itself it waits for them for minutes, not 30 seconds.
+- The workers' rank 0 serves their store at every start, so that a store on a lost node is not contacted again.
+- An impossible request is not retried: a worker that ends with the status of a usage error is not
   restarted.
-- Why a worker has failed is what the worker printed, in one line. torchrun adds pages only about one that was killed.
+- The worker's own line says why it failed. torchrun adds its pages only about a worker that was killed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any
 
 from ..errors import USAGE_STATUS
 
-#: What torch reads, unless the user has set it.
+#: Variables that torch reads, with values for those that the user has not set.
 DEFAULTS = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "270", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def _stop_workers(number: int, frame: FrameType | None) -> None:
-    """SIGTERM to every child of this process."""
+    """Send SIGTERM to every child of this process."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile
             _, parent, *_ = stat.read_text().rpartition(")")[2].split()
@@ -40,13 +40,16 @@ def _stop_workers(number: int, frame: FrameType | None) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether torchrun's line says what no worker has: a positive status has been explained by the worker itself."""
+    """Say if a line of torchrun's log adds to what the workers printed.
+
+    A worker that ended with a positive status has explained it itself.
+    """
     status = record.args[0] if isinstance(record.args, tuple) and record.args else None
     return not (isinstance(status, int) and status > 0)
 
 
 def _quiet() -> None:
-    """Leave of torchrun's log the errors that no worker prints."""
+    """Remove from torchrun's log the errors that no worker prints itself."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -56,7 +59,7 @@ def _quiet() -> None:
 
 
 def _give_up_on_usage_errors() -> None:
-    """Let no agent start its workers again after one of them has ended with the status of a usage error."""
+    """Keep agents from restarting their workers after one has ended with the status of a usage error."""
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
@@ -72,7 +75,7 @@ def _give_up_on_usage_errors() -> None:
 
 
 def _problem(run: ModuleType) -> str:
-    """What torchrun, whose module is ``run``, cannot do of its command line; "" if it can do all."""
+    """Return the problem that torchrun, whose module is ``run``, has with its command line; "" if there is none."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):

@@ -54,13 +54,13 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
 
 
 def _model_name(snapshot: Snapshot) -> str:
-    """The model's name as a title has it: the last part of where it came from; "" where that is not known."""
+    """Return the model's name for titles: the last part of its source, or "" if that is unknown."""
     source = str(snapshot.summary.get("source", ""))
     return source.rstrip("/").rpartition("/")[2]
 
 
 def _history(snapshot: Snapshot, run: RunDir | None) -> RunHistory:
-    """A snapshot beside the start of its run, where it is of one."""
+    """Return the history of one snapshot, together with the start of its run if it belongs to one."""
     alone = RunHistory.of_snapshot(snapshot)
     if run is None or not run.birth.exists():
         return alone
@@ -69,12 +69,12 @@ def _history(snapshot: Snapshot, run: RunDir | None) -> RunHistory:
 
 
 def snapshot_page(folder: Path) -> Path:
-    """Where the page of the snapshot in ``folder`` stands."""
+    """Return the path of the page of the snapshot in ``folder``."""
     return find_folder(folder) / "report.html"
 
 
 def find_snapshot(run: RunDir, step: int) -> Path:
-    """The folder of a run's snapshot of ``step``; UsageError names those that there are."""
+    """Return the folder of a run's snapshot of ``step``; a UsageError names the existing steps."""
     folder = run.snapshot(step)
     if folder not in run.snapshot_folders():
         there = ", ".join(str(snapshot.step) for snapshot in run.snapshots()) or "none"
@@ -83,7 +83,7 @@ def find_snapshot(run: RunDir, step: int) -> Path:
 
 
 def _about(snapshot: Snapshot) -> str:
-    """What was measured and on what, in a line."""
+    """Describe in one line the model, the probe and its size."""
     summary: dict[str, Any] = snapshot.summary
     probe = summary.get("probe") or {}
     parts = [

@@ -32,22 +32,22 @@ class Column:
     title: str
     """Heading."""
     spec: str
-    """How it is printed: a format specification, ``percent`` or ``ratio``."""
+    """Format of its numbers: a format specification, ``percent`` or ``ratio``."""
     control: str = ""
     """Name of the control that stands in brackets behind it."""
     control_title: str = ""
-    """What the control is."""
+    """Title of the control."""
     gives_way: int = 0
     """Order in which columns give way where a terminal is narrow, from 1; 0: never."""
     page_only: bool = False
     """The terminal never shows it."""
 
     def cell(self, row: Mapping[str, Any]) -> str:
-        """The value of ``row``, without its control."""
+        """Format the value in ``row``, without its control."""
         return format_value(row.get(self.key), self.spec)
 
     def control_cell(self, row: Mapping[str, Any]) -> str:
-        """The control of ``row``; empty if the column has none."""
+        """Format the control in ``row``; empty if the column has none."""
         return format_value(row.get(self.control), self.spec) if self.control else ""
 
 
@@ -70,7 +70,7 @@ def _column(quantity: Quantity, known: Mapping[str, Quantity]) -> Column:
 
 
 def columns_of(quantities: Mapping[str, Quantity]) -> list[Column]:
-    """All columns in the order of the page: losses, then scalars, on the text probe before the random one."""
+    """Return all columns in the order of the page: losses, then scalars, on the text probe before the random one."""
     known = {**LOGGED, **quantities}
     columns = [_STEP]
     for quantity, _ in over_training(known.values()):
@@ -82,7 +82,7 @@ def columns_of(quantities: Mapping[str, Quantity]) -> list[Column]:
 
 
 def _on_text(quantity: Quantity) -> Column | None:
-    """The column of a quantity on the text probe, where it has one."""
+    """Return the column of a quantity on the text probe, or None if it has none."""
     shown = quantity.over_training
     if shown is None or not shown.text_heading:
         return None
@@ -90,7 +90,7 @@ def _on_text(quantity: Quantity) -> Column | None:
 
 
 def shown_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity] = MEASURED) -> list[Column]:
-    """The columns that ``rows`` have something for."""
+    """Return the columns that have a value in at least one of ``rows``."""
     return [column for column in columns_of(quantities) if any(row.get(column.key) is not None for row in rows)]
 
 

@@ -1,4 +1,4 @@
-"""What commands say: JSON, tables of any width, a bar while they work, and where their picture is."""
+"""Output of commands: JSON, tables of any width, progress bars, and paths of written files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Kind = Literal["page", "picture"]
 
 
 def print_json(value: Any) -> None:
-    """The whole answer of a command that was asked for ``--json``."""
+    """Print the whole answer of a command as JSON, for ``--json``."""
     print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
 
 
 def print_written(what: str, path: Path) -> None:
-    """Say where something was written, beside what a command prints."""
+    """Tell the user the path of a written file, beside the output of the command."""
     Console(stderr=True).print(f"{what}: {path}", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -63,15 +63,15 @@ def print_table(
 ) -> None:
     """Print a table without losing a cell, however narrow the console is.
 
-    Where it does not fit, names lose their middles and stand whole below. Columns that still have no room go into
-    further tables, each with the names before them.
+    A table that does not fit has the middles of its names cut out, with the full names below. Columns for which there
+    is still no room go into further tables, each with the names before them.
 
     Args:
-        console: where to.
-        headings: of the columns; all up to the last name stand before every part.
+        console: the console to print to.
+        headings: the columns' headings; all columns up to the last name are repeated in every part.
         rows: a cell for each column.
-        title: above the table.
-        n_leading: further columns that stand before every part.
+        title: title above the table.
+        n_leading: number of further columns that are repeated in every part.
     """
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     named = [i for i, heading in enumerate(headings) if heading.kind == "name"]
@@ -108,18 +108,18 @@ def print_table(
 
 
 def table_width(headings: Sequence[Heading], rows: Sequence[Sequence[str | Text]]) -> int:
-    """Characters that a table takes in one piece."""
+    """Return the number of characters that the table takes if it is not split."""
     return sum(width + _GAP for width in _widths(headings, rows)) - _GAP
 
 
 def print_left_out(console: Console, titles: Iterable[str], where: str) -> None:
-    """Say which columns a narrow console has no room for, if any, and where they are."""
+    """Name the columns that a narrow console has no room for, if any, and where to find them."""
     if titles := [" ".join(title.replace("-\n", "").split()) for title in titles]:
         console.print(f"no room for {', '.join(titles)}: {where}", highlight=False, markup=False)
 
 
 def _widths(headings: Sequence[Heading], rows: Sequence[Sequence[str | Text]]) -> list[int]:
-    """Characters of the longest line of each column."""
+    """Return the number of characters of the longest line of each column."""
     texts = [[heading.text, *(str(row[i]) for row in rows)] for i, heading in enumerate(headings)]
     return [max(cell_len(line) for text in column for line in text.split("\n")) for column in texts]
 
@@ -128,7 +128,7 @@ def _table(headings: Sequence[Heading], rows: Sequence[Sequence[Text]], shown: S
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for i in shown:
         justify: Literal["left", "right"] = "right" if headings[i].kind == "number" else "left"
-        # What is wider than the console alone goes on in the next line.
+        # A cell wider than the console continues on the next line.
         table.add_column(Text(headings[i].text), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(row[i] for i in shown))
@@ -136,7 +136,7 @@ def _table(headings: Sequence[Heading], rows: Sequence[Sequence[Text]], shown: S
 
 
 def _shortened(names: Iterable[str], limit: int) -> dict[str, str]:
-    """Names without their middles, all different: where two would be one, numbers stand for them."""
+    """Cut out the middles of names but keep them all different: if two become equal, numbers stand for the names."""
     short = {name: shorten_middle(name, limit) for name in names}
     if len(set(short.values())) < len(short):
         return {name: f"[{i}]" for i, name in enumerate(short, 1)}
@@ -148,9 +148,9 @@ def _shortened(names: Iterable[str], limit: int) -> dict[str, str]:
 
 @contextmanager
 def bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of ``total`` on a terminal's standard error, gone at the end; elsewhere a line now and then.
+    """Show a progress bar of ``total`` on a terminal's standard error until the end; elsewhere a line now and then.
 
-    Yields what moves it on by a number. ``quiet``: nothing is shown.
+    Yields the function that advances it by a number. ``quiet`` shows nothing.
     """
     console, pace, done = Console(stderr=True), Pace(total), 0
 
@@ -169,15 +169,15 @@ def bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-#: How files of a kind end.
+#: Endings of the files of each kind.
 _ENDINGS: Mapping[Kind, tuple[str, ...]] = {"page": (".html", ".htm"), "picture": (".png",)}
 
 
 def out_file(out: str, *kinds: Kind) -> Path:
-    """The file that ``--out`` names, which is of one of these kinds.
+    """Return the file that ``--out`` names, if it is of one of ``kinds``.
 
     Raises:
-        UsageError: it is of none of them, or a folder.
+        UsageError: it is of none of these kinds, or is a folder.
     """
     path = user_path(out)
     if not any(is_kind(path, kind) for kind in kinds):
@@ -189,12 +189,13 @@ def out_file(out: str, *kinds: Kind) -> Path:
 
 
 def is_kind(path: Path, kind: Kind) -> bool:
-    """Whether a file of this name is of this kind."""
+    """Say if the file's ending is one of this kind."""
     return path.suffix.lower() in _ENDINGS[kind]
 
 
 def picture_path(out: str | None, default: str, *, as_json: bool) -> Path | None:
-    """Where the picture goes, if one is drawn: where it was asked for, else the default unless JSON is printed.
+    """Return the path of the picture: ``out`` if given, else the default; None if JSON is printed or matplotlib is
+    missing.
 
     Raises:
         UsageError: ``out`` is no PNG, or a folder.

@@ -12,11 +12,11 @@ from ..files import finite_or_nan as finite_or_nan
 from ..findings.start import Start
 
 MISSING = "–"
-"""What stands where there is no number."""
+"""The mark in place of a missing number."""
 
 
 def format_value(value: float | None, spec: str) -> str:
-    """A number as tables print it; "–" where there is none or where it is not a number.
+    """Format a number for tables; "–" for None and NaN.
 
     Args:
         value: the number.
@@ -36,7 +36,7 @@ def format_value(value: float | None, spec: str) -> str:
 
 
 def format_p(log10_p: float | None) -> str:
-    """A chance by its power of ten, also one that is too small for a float; "–" where there is none."""
+    """Format a probability by its power of ten, even one too small for a float; "–" for None and NaN."""
     if log10_p is None or math.isnan(log10_p):
         return MISSING
     exponent = math.floor(log10_p)
@@ -47,34 +47,34 @@ def format_p(log10_p: float | None) -> str:
 
 
 def printable(text: Any) -> str:
-    """Text with everything that does not print written out: token texts and file names may hold anything."""
+    """Escape all characters that do not print: token texts and file names may hold anything."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def one_line(text: Any) -> str:
-    """A token's text as one printable line."""
+    """Format a token's text as one printable line."""
     return printable(text).replace("\n", "\\n")
 
 
 def shorten(text: str, limit: int) -> str:
-    """``text``, or its first ``limit`` characters, the last of them an ellipsis, where it is longer."""
+    """Return ``text``, cut to ``limit`` characters with an ellipsis at the end if it is longer."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def shorten_middle(text: str, limit: int) -> str:
-    """``text``, or its first and last characters around an ellipsis, ``limit`` in all, where it is longer."""
+    """Return ``text``, with its middle replaced by an ellipsis if it is longer than ``limit`` characters."""
     kept = max(limit - 1, 0)
     return text if len(text) <= limit else f"{text[: kept // 2]}…{text[len(text) - (kept - kept // 2) :]}"
 
 
 def without_shared_folder(names: Sequence[str]) -> list[str]:
-    """Names without the folders that all have in common."""
+    """Strip the folders that all names have in common."""
     shared = commonprefix(list(names)).rpartition("/")[0]  # noqa: RUF071, ends at a whole folder
     return [name.removeprefix(f"{shared}/") if shared else name for name in names]
 
 
 def step_in_words(step: int, start: Start) -> str:
-    """A snapshot's step; "" for a negative one, which is unknown.
+    """Name a snapshot's step in words; "" for a negative one, which means unknown.
 
     Args:
         step: optimizer steps.
@@ -84,7 +84,8 @@ def step_in_words(step: int, start: Start) -> str:
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]], n_text: int) -> str:
-    """A table whose first ``n_text`` columns are text, to the left, and whose others are numbers, to the right.
+    """Format a Markdown table whose first ``n_text`` columns are text, aligned left, and whose other columns are
+    numbers, aligned right.
 
     Cells are not padded, so that a changed number changes its own row alone.
     """

@@ -1,6 +1,6 @@
-"""What the numbers of a run say, in sentences that are never stronger than the numbers (docs/quantities.md).
+"""Conclusions from the numbers of a run, in sentences that are never stronger than the numbers (docs/quantities.md).
 
-Every sentence names its control, or says that there is none. What it calls large or small stands in
+Every sentence names its control, or says that there is none. The limits of "large" and "small" stand in
 :mod:`birthmark.findings.thresholds`.
 """
 
@@ -45,16 +45,18 @@ MARKS: Mapping[Tone, tuple[str, str]] = {
     "absent": ("○", "-"),
     "unclear": ("?", "?"),
 }
-"""How a verdict's tone looks, and in ASCII."""
+"""Mark of each tone of a verdict, and its ASCII replacement."""
 
 
 def verdicts(history: RunHistory) -> list[Verdict]:
-    """What a run's numbers say, what matters most first; a question without numbers has no verdict."""
+    """Return the verdicts on a run, the most important first; a question without numbers has no verdict."""
     return _answers(history, QUESTIONS)
 
 
 def snapshot_verdicts(history: RunHistory) -> list[Verdict]:
-    """What the newest snapshot of a run says, the sink first; a question without numbers has no verdict."""
+    """Return the verdicts on the newest snapshot of a run, the sink first; a question without numbers has no
+    verdict.
+    """
     return _answers(history, (*_OF_SNAPSHOT, preference, birth_bias, direction, ranking))
 
 
@@ -64,7 +66,7 @@ def _answers(history: RunHistory, questions: Sequence[Question]) -> list[Verdict
 
 
 def printed(found: Sequence[Verdict], *, ascii_only: bool) -> Table:
-    """Verdicts for a terminal, each behind the mark of its tone."""
+    """Lay out verdicts for a terminal, each after the mark of its tone."""
     lines = Table.grid(padding=(0, 1))
     for verdict in found:
         sentence = in_ascii(verdict.sentence) if ascii_only else verdict.sentence

@@ -21,7 +21,7 @@ SUMMARY = "Run a study: every arm from every seed, then one table and one figure
 
 
 def add_options(parser: Parser) -> None:
-    """The study, and what of it to run."""
+    """Add the options that name the study and select its runs."""
     parser.add_argument(
         "study",
         type=str,
@@ -68,7 +68,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Run the study, or hand it over; 1 if a run of it failed."""
+    """Run the study here or hand it to a launcher; return 1 if one of its runs failed."""
     from ...study.kinds import run_study
     from ...study.reading import SET_BY_STUDY
     from ...study.request import StudyRequest
@@ -94,7 +94,7 @@ def run(options: Namespace) -> int:
 
 
 def _check(options: Namespace) -> None:
-    """UsageError for options that are impossible, alone or together."""
+    """Raise UsageError for options that are impossible, alone or together."""
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give at least 1")
     if options.retries < 0:
@@ -113,7 +113,7 @@ def _check(options: Namespace) -> None:
 
 
 def _hand_over(options: Namespace, request: StudyRequest) -> int:
-    """Write the launcher's file, and print what to do with it."""
+    """Write the launcher's file, and print the next steps."""
     from ...study.kinds import plan_study
     from ..grids.grid import make_grid
     from ..grids.launchers import LAUNCHERS, Asked

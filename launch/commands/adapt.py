@@ -20,17 +20,17 @@ _LR = 1e-3
 
 
 def add_options(parser: Parser) -> None:
-    """The model, or a run to resume, and every field of a run."""
+    """Add the options that name the model, or the run to resume, and those of all fields of a run."""
     parser.usage = "birthmark adapt MODEL --adapter.kind KIND [--config YAML] [--FIELD VALUE ...] | --resume RUN"
     parser.add_argument("--resume", type=str | None, metavar="RUN", help="Go on with the run in this folder.")
     add_run_fields(parser)
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """``MODEL`` first is ``--init_from MODEL``; with a learning rate where there is neither a config nor a rate.
+    """Read a leading ``MODEL`` as ``--init_from MODEL``; add a learning rate if there is neither a config nor a rate.
 
     Raises:
-        UsageError: nothing says what to adapt.
+        UsageError: no model to adapt is named.
     """
     words = list(arguments)
     if words and not words[0].startswith("-"):

@@ -17,7 +17,7 @@ SUMMARY = "Re-create a birth from config and seed: its certificate and, if wante
 
 
 def add_options(parser: Parser) -> None:
-    """Config, seed, and where to."""
+    """Add the options for the config, the seed and the output folder."""
     add_config(parser)
     parser.add_argument("--seed", type=int | None, help="init_seed; by default the config's own.")
     parser.add_argument("--out", type=str | None, metavar="DIR", help="Folder for the weights and birth.json.")
@@ -25,7 +25,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Draw the weights, and write or print what they are."""
+    """Draw the weights, and write them or print what they are."""
     from ...files import atomic_path, write_json
     from ...models.birth import certificate_of
     from ...models.birth_files import write_birth

@@ -18,7 +18,7 @@ SUMMARY = "Print the script with which bash, zsh or fish completes commands, fie
 
 Shell = Literal["bash", "zsh", "fish"]
 
-#: How each loads the script.
+#: Instructions to load the script, by shell.
 LOADED_BY: dict[Shell, str] = {
     "bash": 'eval "$(birthmark completion bash)" in ~/.bashrc',
     "zsh": 'eval "$(birthmark completion zsh)" in ~/.zshrc, after compinit',
@@ -27,7 +27,7 @@ LOADED_BY: dict[Shell, str] = {
 
 
 def add_options(parser: Parser) -> None:
-    """The shell."""
+    """Add the argument that names the shell."""
     parser.add_argument(
         "shell",
         type=Shell,
@@ -42,9 +42,8 @@ def run(options: Namespace) -> int:
 
 
 def complete() -> None:
-    """Answer the shell, which asks by environment variables, and leave.
-
-    As elsewhere only the parser of the command at hand is built.
+    """Answer the shell, which asks by environment variables, and exit. As elsewhere only the parser of the command at
+    hand is built.
     """
     from ..command_table import COMMANDS, command_parser, top_parser
 
@@ -63,8 +62,10 @@ def complete() -> None:
 
 
 def _values(action: Action, files: Callable[..., Sequence[str]]) -> Callable[..., Sequence[str]] | None:
-    """What completes the values of an option; None: the parser's own way. Where any text may stand, files and configs
-    do."""
+    """Return the completer of an option's values; None keeps the parser's own.
+
+    Options that take any text complete files and configs.
+    """
     hint = getattr(action, "_typehint", None)
     kinds = [
         kind for kind in (get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]) if kind is not None

@@ -12,12 +12,12 @@ SUMMARY = "List the configs of runs, models and studies that come with the packa
 
 
 def add_options(parser: Parser) -> None:
-    """Text or JSON."""
+    """Add the option that prints JSON in place of text."""
     add_json(parser)
 
 
 def run(options: Namespace) -> int:
-    """Print one line for each."""
+    """Print one line for each of them."""
     from ...report.terminal import print_json
 
     configs = shipped_configs()

@@ -40,14 +40,14 @@ text instead of a task, for minutes; and what this machine can do:
 
 
 def add_options(parser: Parser) -> None:
-    """Where to."""
+    """Add the option for the run's folder."""
     parser.add_argument(
         "--run_dir", type=str | None, metavar="DIR", help=f"By default runs/{_CONFIG}, or the next name that is free."
     )
 
 
 def run(options: Namespace) -> int:
-    """Say what comes, train, write the page, and say what one can do next."""
+    """Announce the run, train, write the page, and suggest what to do next."""
     folder = Path(options.run_dir) if options.run_dir else _free_folder()
     config = dataclasses.replace(read_config(_CONFIG), run_dir=str(folder), name=folder.name)
     print(_BEFORE.format(steps=config.trainer.max_steps, folder=folder), flush=True)
@@ -78,7 +78,7 @@ def run(options: Namespace) -> int:
 
 
 def _free_folder() -> Path:
-    """The first of runs/NAME, runs/NAME-2, … that nothing stands in."""
+    """Return the first of runs/NAME, runs/NAME-2, … that does not exist."""
     first = Path("runs") / _CONFIG
     names = (first if number == 1 else first.with_name(f"{_CONFIG}-{number}") for number in count(1))
     return next(name for name in names if not name.exists())

@@ -15,7 +15,7 @@ SUMMARY = "Show what a model is made of, without allocating it."
 
 
 def add_options(parser: Parser) -> None:
-    """The config or the model."""
+    """Add the options that name the config or the model."""
     parser.add_argument(
         "config",
         type=str,
@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
 
 
 def _of_model(name: str) -> dict[str, Any]:
-    """Describe a model of transformers; one that our decoder cannot be by its parameters alone."""
+    """Describe a model of transformers; only by its parameters, if our decoder cannot express it."""
     from ...models.config import ModelConfig
     from ...plan.describe import describe, describe_shapes
     from ...trainer.by_name.model_names import open_any_source, their_folder_of

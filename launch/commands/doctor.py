@@ -21,7 +21,7 @@ _MARKS = {"ok": "[green]ok[/green]  ", "note": "[yellow]note[/yellow]", "stop": 
 
 
 def add_options(parser: Parser) -> None:
-    """The run that is asked about."""
+    """Add the options that name the run in question."""
     parser.add_argument(
         "config",
         type=str,
@@ -35,7 +35,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Look, and print one line for each thing; 0 if a run would start, 1 if not."""
+    """Examine this machine, and print one line for each finding; return 0 if a run would start, else 1."""
     from rich.console import Console
     from rich.markup import escape
 

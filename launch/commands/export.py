@@ -24,7 +24,7 @@ SUMMARY = "Write a checkpoint, a birth or a GGUF model as transformers reads it 
 
 
 def add_options(parser: Parser) -> None:
-    """The checkpoint, and where to."""
+    """Add the options that name the checkpoint and the output folder."""
     parser.add_argument(
         "model",
         type=str,
@@ -58,7 +58,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Write the folder, and print what its reader must know.
+    """Write the folder, and print what its users must know.
 
     Raises:
         UsageError: no such model, or one with a part of the user's own; ``out`` exists.
@@ -174,7 +174,9 @@ def _export_gguf(options: Namespace, out: Path) -> int:
 
 
 def is_installed(model_type: str) -> bool:
-    """Whether the transformers that is installed has a family, or there is none: the library is not loaded for it."""
+    """Say if the installed transformers has a family, or if no transformers is installed: the library is not loaded for
+    that.
+    """
     library = importlib.util.find_spec("transformers")
     return library is None or (Path(str(library.origin)).parent / "models" / model_type).is_dir()
 
@@ -186,7 +188,7 @@ def _card(
     weights: Mapping[str, torch.Tensor],
     gguf_file: str | None,
 ) -> str:
-    """The model card; a line on standard error says where a record of the run cannot be read."""
+    """Write the model card; a line on standard error says where a record of the run cannot be read."""
     from ...audit.certificate import CERTIFICATE, read_statement
     from ...files import content_digest
     from ...models.birth import digest_of
@@ -222,7 +224,7 @@ def _card(
 
 
 def _at_step(name: str, step: int | None) -> str:
-    """A run's name with the step in it."""
+    """Return a run's name with the step in it."""
     if step is None:
         return name
     if not RunDir.is_run(Path(name)):

@@ -19,7 +19,7 @@ _NAMES = (
 
 
 def add_options(parser: Parser) -> None:
-    """Which figure of what, where to, how large."""
+    """Add the options that name the run and the figure, and its size and file."""
     parser.add_argument("run", type=str, metavar="RUN", help="Folder that `pretrain` or a callback wrote.")
     parser.add_argument("figure", type=str, metavar="FIGURE", help=_NAMES)
     parser.add_argument("--beside", type=str, nargs="+", metavar="RUN", help="Further runs in the same figure.")
@@ -30,7 +30,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Write the figure and print where it is."""
+    """Write the figure and print its path."""
     from ...report.figure import save_figure
 
     sizes = {"width": (options.width, 60), "height": (options.height, 60), "font_size": (options.font_size, 100)}

@@ -30,7 +30,7 @@ _FILES = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launch file, and what can be said to it."""
+    """A launch file, and the options that it takes."""
 
     file: str
     needs: str
@@ -79,7 +79,7 @@ _NUMBERS = {"nproc": (1, 10**6), "max_restarts": (0, 10**6), "port": (1, 65535),
 
 
 def add_options(parser: Parser) -> None:
-    """The launcher, its options, and what `pretrain` is given."""
+    """Add the options for the launcher, its settings, and the arguments of `pretrain`."""
     parser.usage = "birthmark launch torchrun|deepspeed|slurm [--write FILE] [options] [any option of pretrain]"
     parser.add_argument("launcher", type=str, metavar="LAUNCHER", help=f"{', '.join(_LAUNCHERS)}.")
     parser.add_argument(
@@ -94,7 +94,7 @@ def add_options(parser: Parser) -> None:
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """Our own options first; what is left is `pretrain`'s and stands behind ``--``."""
+    """Move our own options to the front; the rest belongs to `pretrain` and follows ``--``."""
     if {"-h", "--help"} & set(arguments):
         return ["--help"]
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -109,10 +109,10 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
 
 def run(options: Namespace) -> int:
-    """Write the script, or become the launcher.
+    """Write the script, or replace this process by the launcher.
 
     Raises:
-        UsageError: an option that is impossible, seen before any process starts.
+        UsageError: an option is impossible; this is checked before any process starts.
     """
     launcher = _LAUNCHERS.get(options.launcher)
     if launcher is None:
@@ -129,7 +129,8 @@ def run(options: Namespace) -> int:
     if options.write is not None and launcher.file_beside and launcher.file_beside not in given:
         raise UsageError(f"--write {options.write}: give --{launcher.file_beside} too: the script finds none beside it")
     words = list(options.arguments)
-    # Where it is started here, on this machine, the config is checked too; a file or a job may be for others.
+    # If the launcher starts here, on this machine, check the config too; a file or a job may be meant for other
+    # machines.
     config = _check_run(words, whole=options.write is None and launcher.needs == "bash")
     if config is not None and options.launcher == "torchrun":
         _check_processes(config, options.nproc, options.nnodes or "1")
@@ -139,7 +140,7 @@ def run(options: Namespace) -> int:
 
 
 def _check_value(name: str, value: str) -> None:
-    """UsageError if an option's value is no number that it can have."""
+    """Raise UsageError if an option's value is outside its range or is no number."""
     if name in _NUMBERS:
         least, most = _NUMBERS[name]
         if not re.fullmatch("[0-9]{1,9}", value) or not least <= int(value) <= most:
@@ -151,7 +152,7 @@ def _check_value(name: str, value: str) -> None:
 
 
 def _check_run(words: Sequence[str], *, whole: bool) -> RunConfig | None:
-    """The run, if it is checked ``whole``, and not for its fields' names and types alone."""
+    """Check the run, and return it if the check is of the ``whole``, not of the fields' names and types alone."""
     from ..command_table import command_parser
 
     if {"-h", "--help"} & set(words):
@@ -161,7 +162,7 @@ def _check_run(words: Sequence[str], *, whole: bool) -> RunConfig | None:
 
 
 def _check_processes(config: RunConfig, per_node: str | None, nodes: str) -> None:
-    """UsageError if so many processes cannot share the run; where the numbers are known here."""
+    """Raise UsageError if this number of processes cannot share the run; no check if the numbers are not known here."""
     if per_node is None or ":" in nodes:
         return
     from ...trainer.processes.launched_process import LaunchedProcess
@@ -171,7 +172,7 @@ def _check_processes(config: RunConfig, per_node: str | None, nodes: str) -> Non
 
 
 def _start(launcher: _Launcher, given: Mapping[str, str], words: Sequence[str]) -> NoReturn:
-    """Become the program that runs the launch file."""
+    """Replace this process by the program that runs the launch file."""
     program = shutil.which(launcher.needs)
     if program is None:
         raise UsageError(f"{launcher.needs}: not found on this machine; --write FILE writes the script for another")
@@ -183,12 +184,12 @@ def _start(launcher: _Launcher, given: Mapping[str, str], words: Sequence[str]) 
 
 
 def _variables(launcher: _Launcher, given: Mapping[str, str]) -> dict[str, str]:
-    """What the launch file reads of the environment."""
+    """Return the environment variables that the launch file reads, with the given values."""
     return {launcher.variables[name]: value for name, value in given.items() if name in launcher.variables}
 
 
 def _write(launcher: _Launcher, given: Mapping[str, str], words: Sequence[str], out: str) -> int:
-    """The launch file with what was given in it; it depends on no file beside it."""
+    """Write the launch file with the given values filled in; it depends on no file beside it."""
     if Path(out).exists():
         raise UsageError(f"--write {out}: exists already; give another name, or move it away")
     variables = {"PYTHON": sys.executable} | _variables(launcher, given)

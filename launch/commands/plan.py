@@ -21,7 +21,7 @@ SUMMARY = "Show whether a run fits on a cluster and what it takes there (docs/cl
 
 
 def add_options(parser: Parser) -> None:
-    """The run, the cluster, and what is assumed of both."""
+    """Add the options for the run, the cluster, and the assumptions about both."""
     parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run.")
     parser.add_argument("--n_gpus", type=int, required=True, metavar="N", help="GPUs, each with one process.")
     parser.add_argument(

@@ -26,21 +26,21 @@ SUMMARY = "Train a model and snapshot its biases at birth and at every checkpoin
 
 
 def add_options(parser: Parser) -> None:
-    """A config, or a run to resume, and every field of a run."""
+    """Add the options that name a config or a run to resume, and those of all fields of a run."""
     parser.usage = "birthmark pretrain [--config YAML | --resume RUN] [--FIELD VALUE ...]"
     parser.add_argument("--resume", type=str | None, metavar="RUN", help="Go on with the run in this folder.")
     add_run_fields(parser)
 
 
-#: What says where a run is written, and nothing of the run itself.
+#: Fields that say where a run is written, and nothing about the run itself.
 _WHERE = ("name", "run_dir")
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """``--resume RUN`` with the run's own config before it, so that the fields that follow override that.
+    """Put the run's own config before the words of ``--resume RUN``, so that the fields that follow override it.
 
     Raises:
-        UsageError: nothing says what to train.
+        UsageError: neither a config nor a run is named.
     """
     where = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in _WHERE:
@@ -65,7 +65,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
 
 def _with_rate(arguments: Sequence[str], given: Mapping[str, str]) -> list[str]:
-    """With a learning rate that fits what the run starts from, where there is neither a config nor a rate."""
+    """Add a learning rate that fits the initial model, if the arguments have neither a config nor a rate."""
     if "init_from" not in given or {"config", "optim", "optim.lr"} & given.keys():
         return list(arguments)
     from ...trainer.continued_rate import continued_rate
@@ -79,12 +79,12 @@ def run(options: Namespace) -> int:
 
 
 def train(config: RunConfig, resumed: str | None, name: str) -> int:
-    """The same for a command that has its config.
+    """Train as `run` does, for a command that has read its config.
 
     Args:
-        config: what is trained.
-        resumed: the run that goes on; None for one that starts, or that a launcher has started again.
-        name: of a run that has none.
+        config: the run to train.
+        resumed: the run to continue; None for a new one, or one that a launcher has started again.
+        name: name of the run, if its config has none.
     """
     from rich.console import Console
 
@@ -107,7 +107,7 @@ def train(config: RunConfig, resumed: str | None, name: str) -> int:
 
 
 def _is_repeated(config: RunConfig, run: RunDir) -> bool:
-    """Whether a launcher has repeated the command that began ``run``, to go on with it."""
+    """Say if a launcher has repeated the command that began ``run``, in order to continue it."""
     from ...trainer.initial_model import resolve_init_from
     from ...trainer.processes.launched_process import restarted, restarts_are_counted
     from ...trainer.saved_config import config_differences
@@ -118,7 +118,7 @@ def _is_repeated(config: RunConfig, run: RunDir) -> bool:
 
 
 def show_end(config: RunConfig, run: RunDir, outcome: Outcome, console: Console) -> None:
-    """What there is to see at a run's end: the table of its snapshots, and where its report is."""
+    """Show the results at a run's end: the table of its snapshots, and where its report is."""
     from ...report.snapshot_table import print_table
 
     if config.snapshot.enabled:
@@ -139,5 +139,5 @@ def show_end(config: RunConfig, run: RunDir, outcome: Outcome, console: Console)
 
 
 def _name_of(options: Namespace) -> str:
-    """The name of a run that has none of its own: its config file's."""
+    """Return the name for a run whose config gives none: that of its config file."""
     return Path(str(options.config[-1])).stem if options.config else "run"

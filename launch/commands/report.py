@@ -16,7 +16,7 @@ SUMMARY = "Write the page of a run, of several side by side, or of one snapshot.
 
 
 def add_options(parser: Parser) -> None:
-    """What to show, and where to."""
+    """Add the options for the runs to show and the output."""
     parser.add_argument(
         "runs",
         type=str,
@@ -96,7 +96,7 @@ def _watch(paths: Sequence[Path], options: Namespace) -> int:
 
 
 def _one_snapshot(paths: Sequence[Path], step: int | None) -> Path | None:
-    """The folder of the one snapshot that is meant; None if runs are."""
+    """Return the folder of the one snapshot that the arguments mean; None if they mean runs."""
     from ...report.snapshot_page import find_snapshot
 
     alone = [path for path in paths if (find_folder(path) / "summary.json").is_file() and not RunDir.is_run(path)]
@@ -112,7 +112,7 @@ def _one_snapshot(paths: Sequence[Path], step: int | None) -> Path | None:
 
 
 def _figures(folder: Path) -> dict[str, object]:
-    """What `birthmark snapshot --json` prints of a snapshot."""
+    """Return the figures of a snapshot as `birthmark snapshot --json` prints them."""
     from ...measure.records import Snapshot
     from ...report.block_table import figures
 

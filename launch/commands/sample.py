@@ -18,7 +18,7 @@ SUMMARY = "Let a model continue a text."
 
 
 def add_options(parser: Parser) -> None:
-    """The model, the text, and how tokens are drawn."""
+    """Add the options for the model, the prompt and the sampling."""
     add_model(parser)
     parser.add_argument("--step", type=int | None, metavar="N", help="Of a run, the checkpoint after N steps.")
     parser.add_argument("--prompt", type=str, default="", help="Text to continue; none begins a new one.")
@@ -30,7 +30,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print the text as it comes."""
+    """Print the text piece by piece."""
     bounds = {"max_tokens": (1, 1 << 24), "temperature": (0, math.inf), "top_k": (1, math.inf), "seed": SEEDS}
     if problems := outside("", options, bounds):
         raise UsageError(f"--{problems[0]}")
@@ -44,10 +44,10 @@ def run(options: Namespace) -> int:
 
 
 def _continuation(options: Namespace) -> Iterator[str]:
-    """What the model writes after the prompt, as it comes; ends early at the end of text.
+    """Yield the model's continuation of the prompt piece by piece; end early at the end of text.
 
     Raises:
-        UsageError: the model has no tokenizer; an empty prompt, where no token begins a text.
+        UsageError: the model has no tokenizer, or the prompt is empty and no token begins a text.
     """
     import torch
 

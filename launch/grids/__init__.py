@@ -1,1 +1,1 @@
-"""Where the runs of a study go: to this machine, to SLURM as an array, or to the agents of a W&B sweep."""
+"""Launchers of the runs of a study: this machine, SLURM as an array, or the agents of a W&B sweep."""

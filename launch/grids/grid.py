@@ -1,4 +1,4 @@
-"""A study whose runs others start."""
+"""The runs of a study, for a launcher outside this process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...study.trials import Trial, each_once
 
 @dataclass(frozen=True)
 class Grid:
-    """What a launcher is given."""
+    """The study as a launcher gets it."""
 
     name: str
     """The study's."""
     out: Path
     """Folder of the study."""
     trials: Sequence[Trial]
-    """Its runs, each once: the place of one is its number."""
+    """The runs, each once: the index of a run is its number."""
     words: Sequence[str]
     """`birthmark ablate` of this study, without ``birthmark``; with ``--trial`` it makes one run. Its paths hold in any
     folder."""
@@ -27,10 +27,10 @@ class Grid:
 
     @property
     def missing(self) -> list[int]:
-        """Numbers of the trials that are not finished."""
+        """Numbers of the runs that are not finished."""
         return [number for number, trial in enumerate(self.trials) if not trial.finished]
 
 
 def make_grid(name: str, out: Path, trials: Sequence[Trial], words: Sequence[str], jobs: int | None) -> Grid:
-    """See `Grid`; trials of one run are one."""
+    """See `Grid`; trials that share a run count once."""
     return Grid(name, out, each_once(trials), words, jobs)

@@ -12,7 +12,7 @@ from .wandb_sweep import write_sweep
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says to a launcher."""
+    """Options of the command line for a launcher."""
 
     sbatch: tuple[str, ...] = ()
     """``--sbatch``."""

@@ -1,4 +1,4 @@
-"""The runs of a study as an array of SLURM: one file, and sbatch if it is to be submitted too."""
+"""The runs of a study as a SLURM array: one file, and sbatch if it is to be submitted too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _OURS = ("array", "output", "requeue", "signal", "open-mode")
 
 
 def sbatch_options(words: Sequence[str]) -> dict[str, str]:
-    """What stands after ``--sbatch``, by option; UsageError repeats what is no ``OPTION=VALUE``."""
+    """Read the words after ``--sbatch`` into values by option; a UsageError repeats a word that is no
+    ``OPTION=VALUE``.
+    """
     found = {}
     for word in words:
         option, equals, value = word.partition("=")
@@ -34,17 +36,17 @@ def sbatch_options(words: Sequence[str]) -> dict[str, str]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as SLURM writes them: ``0-2,5``."""
+    """Format ascending numbers as SLURM writes them: ``0-2,5``."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def write_array(grid: Grid, options: Mapping[str, str]) -> Path:
-    """Write ``array.sbatch`` into the study's folder: a task for each run that is not finished.
+    """Write ``array.sbatch`` into the study's folder: one task for each unfinished run.
 
     Args:
         grid: the study.
-        options: more options of sbatch, by name.
+        options: further options of sbatch, by name.
     """
     out = grid.out.absolute()
     limit = "" if grid.jobs is None else f"%{grid.jobs}"
@@ -62,7 +64,7 @@ def write_array(grid: Grid, options: Mapping[str, str]) -> Path:
 
 
 def submit(file: Path) -> str:
-    """Give the file to sbatch; the last line of what it says.
+    """Submit the file with sbatch; return the last line of its output.
 
     Raises:
         UsageError: there is no sbatch.

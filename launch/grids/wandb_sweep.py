@@ -1,4 +1,4 @@
-"""The runs of a study as a sweep of W&B: one file; its agents make the runs."""
+"""The runs of a study as a sweep of W&B: one file, whose agents do the runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .grid import Grid
 
 
 def sweep_config(grid: Grid) -> dict[str, Any]:
-    """The sweep, as W&B documents it: a grid over the names of the runs that are not finished.
+    """Return the sweep in the form that W&B documents: a grid over the names of the runs that are not finished.
 
-    An agent puts ``--trial=NAME`` in place of ``${args}``. A limit on runs at a time is the number of agents.
+    An agent replaces ``${args}`` by ``--trial=NAME``. The number of agents limits the simultaneous runs.
     """
     missing = [grid.trials[number] for number in grid.missing]
     return {

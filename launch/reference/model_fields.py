@@ -59,27 +59,27 @@ class Field:
     hint: Any
     default: Any
     text: str
-    """Its docstring, on one line."""
+    """Docstring of the field, on one line."""
     group: str
     """Docstring of its dataclass, on one line."""
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Names that it, or an element of it, may have."""
+        """Names that the field, or an element of it, may have."""
         return next((get_args(hint) for hint in self._kinds if get_origin(hint) is Literal), ())
 
     @property
     def named(self) -> bool:
-        """Whether its value is one of them, or the name of a class."""
+        """True if the field's value is one of ``choices``, or the name of a class."""
         return bool(self.choices) and get_origin(self.hint) is not list
 
     @property
     def _kinds(self) -> tuple[Any, ...]:
-        """What it, or an element of it, may be."""
+        """Types that the field, or an element of it, may have."""
         return get_args(self.hint) if get_origin(self.hint) in (list, Union, UnionType) else (self.hint,)
 
     def others(self) -> list[Any]:
-        """Values that are not its default: all names, or an example."""
+        """Return values other than the default: all names, or an example."""
         kinds = [kind for kind in get_args(self.hint) or (self.hint,) if kind is not NoneType]
         if self.choices:
             return [c for c in self.choices if c != self.default] if self.named else [[c] for c in self.choices]
@@ -90,7 +90,9 @@ class Field:
         return [self.default // 2 if self.hint is int else self.default / 2]
 
     def sources(self) -> dict[str | None, list[str]]:
-        """Sources by value; None: of all. One belongs to the values that its clause, up to ; or ., names before it."""
+        """Return the sources by value; None stands for all values. A source belongs to the values named before it in
+        its clause, which ends at ; or a full stop.
+        """
         found: dict[str | None, list[str]] = {}
         clause: list[str | None] = []
         for word in _WORDS.finditer(self.text):
@@ -105,7 +107,7 @@ class Field:
 
 
 def model_fields(config: type = ModelConfig, prefix: str = "model") -> Iterator[Field]:
-    """Every field of a tree of dataclasses, in order."""
+    """Yield every field of a tree of dataclasses, in order."""
     texts = {p.arg_name: " ".join((p.description or "").split()) for p in parse_from_object(config).params}
     for field, (name, hint) in zip(dataclasses.fields(config), _hints(config).items(), strict=True):
         if dataclasses.is_dataclass(hint):
@@ -118,7 +120,7 @@ def model_fields(config: type = ModelConfig, prefix: str = "model") -> Iterator[
 
 
 def build(changes: dict[str, Any], config: type = ModelConfig, prefix: str = "model") -> Any:
-    """The default config with some fields, dotted, at other values; UsageError if it is refused."""
+    """Build the default config with some fields, dotted, changed; UsageError if the config refuses them."""
     given = {}
     for name, hint in _hints(config).items():
         path = f"{prefix}.{name}"
@@ -139,7 +141,7 @@ def _problems(changes: dict[str, Any]) -> list[str]:
 
 
 def companions(changes: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """``changes`` with the fields that a refusal names as the ones to read them, and the problems that remain."""
+    """Add to ``changes`` the fields that its refusals ask for, and return the result with the remaining problems."""
     while True:
         problems = _problems(changes)
         readers = (_READER.search(problem) for problem in problems)
@@ -158,7 +160,7 @@ def _row(*cells: str) -> str:
 
 
 def _kernel_legend() -> Iterator[str]:
-    """A row for each name that the table's last column is put together from."""
+    """Yield a row for each name that may occur in the table's last column."""
     for name, words in KERNELS.items():
         added = words[0] in ",;"
         yield _row(f"**{'… + ' if added else ''}{name}**", words.lstrip(",; "))
@@ -189,7 +191,7 @@ def _type(field: Field) -> str:
 
 
 def refusals() -> dict[str, dict[str, Any]]:
-    """Every message that refuses one value, or two with what they need, with the first example of it."""
+    """Return every message that refuses one value, or two with the fields that they need, with its first example."""
     settings = [(field.path, value) for field in model_fields() for value in field.others()]
     alone = (({path: value}, _problems({path: value})) for path, value in settings)
     pairs = (companions(dict(pair)) for pair in combinations(settings, 2) if pair[0][0] != pair[1][0])
@@ -201,7 +203,7 @@ def refusals() -> dict[str, dict[str, Any]]:
 
 
 def field_table() -> str:
-    """The whole of docs/model-fields.md."""
+    """Return the text of docs/model-fields.md."""
     lines = [_HEAD + "\n".join(_kernel_legend()), ""]
     lines += [_row("field", "values", "what it does", "source", "kernel"), "|---" * 5 + "|"]
     lines += [row for field in model_fields() for row in _rows(field)]

@@ -1,4 +1,4 @@
-"""The tables of docs/quantities.md, of declarations: ``python -m birthmark.launch.reference.quantities_page``.
+"""The tables of docs/quantities.md, from declarations: ``python -m birthmark.launch.reference.quantities_page``.
 
 The page is written by hand around them.
 """
@@ -25,7 +25,7 @@ _CITATION = re.compile(r" \(definitions §\d+\)|, definitions §\d+(?=\))")
 
 
 def _meaning(quantity: Quantity) -> str:
-    """Return definition, control and condition."""
+    """Return the definition with its control and condition."""
     parts = [_CITATION.sub("", quantity.definition)]
     if isinstance(quantity.control, str):
         parts.append(f"Judged against `{quantity.control}` ({quantity.control_label}).")
@@ -60,7 +60,7 @@ def logged() -> str:
 
 
 def thresholds() -> str:
-    """List what divides one sentence from another."""
+    """List the thresholds between sentences."""
     rows = (
         [f"`{name}`", re.sub(r"\.?0+$", "", in_prose(t.value)), t.meaning, t.source] for name, t in THRESHOLDS.items()
     )

@@ -1,4 +1,4 @@
-"""The tables of docs/run-directory.md, of declarations: ``python -m birthmark.launch.reference.run_directory``.
+"""The tables of docs/run-directory.md, from declarations: ``python -m birthmark.launch.reference.run_directory``.
 
 The page is written by hand around them.
 """

@@ -1,4 +1,4 @@
-"""The tables of docs/security.md, of what commands reach: ``python -m birthmark.launch.reference.security_page``.
+"""The tables of docs/security.md on what commands reach: ``python -m birthmark.launch.reference.security_page``.
 
 A test runs the commands on hostile input and compares.
 """
@@ -40,7 +40,7 @@ TOOLS = ("uname", "ldconfig", "lscpu", "nvidia-smi", "fc-list", "file", "gcc", "
 
 @dataclass(frozen=True)
 class Reach:
-    """The reach of a command, beside reading what it is given and printing."""
+    """The reach of a command, beyond reading its input and printing."""
 
     writes: tuple[str, ...] = ()
     """Keys of `PLACES`."""

@@ -24,18 +24,20 @@ class Link:
     over_training: Callable[[TrainingView, Section], None] = lambda view, section: None
     """Draws what it has pictures of its own for in the page of runs."""
     snapshot_lede: str = ""
-    """What one sees in one snapshot; by default the same."""
+    """Lede of the section on the page of one snapshot; by default ``lede``."""
     in_snapshot: Callable[[SnapshotView, Section], None] = lambda view, section: None
     """Draws what it has pictures of its own for in the page of a snapshot."""
     quantities: Sequence[str] = ()
-    """What it draws itself, or leaves to tables and lists; all else of its section is drawn as it is declared."""
+    """Quantities that the link draws itself or leaves to tables and lists; all else of its section is drawn as it is
+    declared.
+    """
     optional: bool = False
-    """Whether the page of runs leaves it out where nothing is drawn."""
+    """True if the page of runs leaves the section out when nothing is drawn."""
     explains: bool = True
-    """Whether it says why, where nothing is drawn."""
+    """True if the section says why nothing is drawn, where that is so."""
 
     def section_over_training(self, view: TrainingView, declared: Sequence[Quantity]) -> Section | None:
-        """Its section of the page of runs, if it has one, with further ``declared`` quantities."""
+        """Build the link's section of the page of runs, with further ``declared`` quantities; None if it has none."""
         section = Section(self.id, self.title, self.lede)
         self.over_training(view, section)
         draw_over_training(view, section, declared)
@@ -46,7 +48,7 @@ class Link:
         return section
 
     def section_in_snapshot(self, view: SnapshotView, declared: Sequence[Quantity]) -> Section | None:
-        """Its section of the page of a snapshot, if there is something to show."""
+        """Build the link's section of the page of a snapshot; None if there is nothing to show."""
         section = Section(self.id, self.title, self.snapshot_lede or self.lede)
         self.in_snapshot(view, section)
         draw_in_snapshot(view, section, declared)

@@ -45,7 +45,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 
 
 def _draw_units(blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
-    """Hidden units at the first position against the others."""
+    """Draw the hidden units at the first position against the same units at the other positions."""
     first, others = arrays["activation_first"], arrays["activation_others"]
     # Blocks that show none, such as those with experts, have no number at all.
     seen = np.array([not np.isnan(of_layer).all() for of_layer in first])

@@ -13,7 +13,7 @@ def _over_training(view: TrainingView, section: Section) -> None:
     band = view.control("rank_persistence_stranger", "strangers, largest |ρ|")
     caption = "Rank correlation of p̄ with birth, over the whole vocabulary."
     view.add_curves(section, "correlation", caption, curves, "rank correlation", band)
-    # Of a vocabulary of k tokens the top k always overlap whole.
+    # Where the vocabulary has only k tokens, the top k of any two models overlap entirely.
     smallest = min((s.summary.get("vocab_size", 0) for run in view.runs for s in run.snapshots), default=0)
     styles = {10: DOTTED, 100: DASHED, 1000: SOLID}
     roles = {f"overlap_{k}": (f"top {k:,}", style) for k, style in styles.items() if k < smallest}

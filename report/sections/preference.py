@@ -51,7 +51,7 @@ def _over_training(view: TrainingView, section: Section) -> None:
 
 
 def _numbers(shown: Distribution, at: dict[str, object]) -> LabelledArray:
-    """The numbers of one line of the picture of p̄."""
+    """Return the numbers of one line of the picture of p̄."""
     rank, ratio = shown.points()
     return LabelledArray("preference_ratio", ratio, [{"rank": rank.tolist()}], at)
 
@@ -78,7 +78,9 @@ def _draw_ranks(run: RunHistory, linear_until: float | None) -> Drawing | None:
 
 
 def favourites(run: RunHistory) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """(title, heading of the last column, rows) of the ranked lists: birth's favourites and today's."""
+    """Return (title, heading of the last column, rows) of each ranked list: the favourites at birth and those
+    of now.
+    """
     lists = []
     by_time = dict(run.moments)
     for now, snapshot in run.moments:

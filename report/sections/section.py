@@ -1,4 +1,4 @@
-"""What a page is made of: sections with their pictures and lists, and the numbers of all of them."""
+"""Parts of a page: sections with their pictures and lists, and the numbers of all of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Picture:
 
     drawing: Later
     id: str
-    """Of the picture in the page."""
+    """Id of the picture within its page."""
     caption: str
     file: str
     """Name of the CSV that holds its numbers."""
@@ -32,12 +32,14 @@ class Picture:
 
     @property
     def name(self) -> str:
-        """Its section and what it shows: several runs or probes have pictures of one name."""
+        """Name of the picture within the page: its section and its content, since several runs or probes share
+        a name.
+        """
         return self.file.removesuffix(".csv")
 
     @property
     def names_lines(self) -> bool:
-        """Whether it names its lines by tokens, which a live panel does under the mouse only."""
+        """True if a live panel names the lines by tokens under the mouse."""
         return any("text" in axis for array in self.numbers for axis in array.axes)
 
     @property
@@ -48,7 +50,9 @@ class Picture:
 
     @cached_property
     def svg(self) -> Markup:
-        """It drawn, which takes a tenth of a second: a page that has a live panel of its numbers does not ask."""
+        """The drawn SVG. It takes a tenth of a second, so a page with a live panel of the same numbers never asks for
+        it.
+        """
         return Markup(to_svg(self.drawing.figure, self.id, self.caption))
 
 
@@ -75,12 +79,12 @@ class Section:
     pictures: list[Picture] = field(default_factory=list)
     listings: list[Listing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What a reader must know before the pictures, or why there are none."""
+    """Remarks that the reader needs before the pictures, or the reason why there are none."""
     unpictured: list[tuple[str, Sequence[LabelledArray]]] = field(default_factory=list)
-    """CSV file and numbers of what has no picture: of runs that are too many."""
+    """CSV file and numbers of what has no picture because the page has too many runs."""
 
     def in_words_of(self, start: Start) -> Section:
-        """It, which speaks of a birth, in the words of another start."""
+        """Return a copy whose words for "birth" are those of another start."""
         if start.is_birth:
             return self
         return replace(
@@ -105,7 +109,7 @@ class Section:
 
 
 def csv_texts(sections: Iterable[Section]) -> dict[str, str]:
-    """CSV text by file name, of everything that the sections show."""
+    """Return the CSV text of everything that the sections show, by file name."""
     found: dict[str, list[LabelledArray]] = {}
     for section in sections:
         shown: list[Picture | Listing] = [*section.pictures, *section.listings]

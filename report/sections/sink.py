@@ -109,7 +109,7 @@ def _heads_by_key(importance: np.ndarray, epsilon: float, probe: str) -> str:
 
 
 def _list_secondary(view: SnapshotView, section: Section) -> None:
-    """Sinks of single sequences behind position 0, with the token that each stands on."""
+    """List the sinks of single sequences behind position 0, with the token under each."""
     entries = view.snapshot.summary.get("secondary_sinks", [])
     rows = [
         [

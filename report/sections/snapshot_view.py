@@ -1,4 +1,4 @@
-"""How sections draw one snapshot: one picture per probe, lines of blocks, numbers of heads."""
+"""Sections of one snapshot: one picture per probe, lines of blocks, numbers of heads."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _MAX_POSITIONS = 256  # points of a line
 
 @dataclass(frozen=True)
 class SnapshotView:
-    """One snapshot, on its way into a page."""
+    """One snapshot with the pictures that a page draws of it."""
 
     name: str
-    """What it is of."""
+    """Name of the run or model that was measured."""
     snapshot: Snapshot
     start: Start = BIRTH
     """The words for what its model's training began with."""
 
     @property
     def n_layers(self) -> int:
-        """Blocks."""
+        """Number of blocks."""
         if n_layers := self.snapshot.summary.get("n_layers"):
             return int(n_layers)
         return max((len(a) for name, a in self.snapshot.arrays.items() if self._begins_with_blocks(name)), default=0)
@@ -57,7 +57,8 @@ class SnapshotView:
         return declared_quantities([self.snapshot])
 
     def some_blocks(self, caption: str, *names: str) -> tuple[list[int], str]:
-        """Indices of the blocks that small multiples show, and ``caption``, which says so if that is not all of them.
+        """Return the indices of the blocks that small multiples show, and ``caption``, which says so if others are left
+        out.
 
         Args:
             caption: one sentence.
@@ -78,7 +79,7 @@ class SnapshotView:
         return blocks, f"{caption.rstrip('.')}; {len(blocks)} of {self.n_layers} blocks{why}."
 
     def at(self, prefix: str) -> dict[str, Any]:
-        """Columns that all numbers of one probe share."""
+        """Return the columns that all numbers of one probe share."""
         return {"run": self.name, "probe": PROBES[prefix], "step": self.snapshot.step}
 
     def add(
@@ -103,7 +104,9 @@ class SnapshotView:
 
 
 def _along_depth(quantity: Quantity, array: np.ndarray, n_layers: int) -> np.ndarray:
-    """``[L]`` or ``[L, X]``: a quantity of every block, the mean over heads; its logarithm where pictures show that."""
+    """Return one value or row per block of a quantity, ``[L]`` or ``[L, X]``: the mean over heads, and the logarithm
+    where pictures show that.
+    """
     values = array.mean(1) if quantity.axes[1:2] == ("head",) else np.asarray(quantity.blocks(array))
     # The residual stream begins with the embeddings.
     values = values[len(values) - n_layers :].astype(float)
@@ -114,14 +117,14 @@ def _along_depth(quantity: Quantity, array: np.ndarray, n_layers: int) -> np.nda
 
 
 def shown_positions(length: int) -> np.ndarray:
-    """Positions that lines show: all, or as many as a picture can, closer for the first ones."""
+    """Return the positions that lines show: all, or as many as a picture can, closer for the first ones."""
     if length <= _MAX_POSITIONS:
         return np.arange(length)
     return np.unique(np.geomspace(1, length, _MAX_POSITIONS).round().astype(int)) - 1
 
 
 def head_lines(quantity: str, values: np.ndarray, titles: Sequence[tuple[int, str]], t: np.ndarray) -> LabelledArray:
-    """Numbers of the heads' lines of small multiples, of ``[L, H, T]``."""
+    """Return the numbers behind small multiples with a line for each head, from ``[L, H, T]``."""
     shown = [layer for layer, _ in titles]
     axes: list[dict[str, Sequence[int]]] = [
         {"layer": [layer + 1 for layer in shown]},
@@ -132,7 +135,7 @@ def head_lines(quantity: str, values: np.ndarray, titles: Sequence[tuple[int, st
 
 
 def block_and_head(array: np.ndarray) -> list[dict[str, Sequence[int]]]:
-    """Axes of a ``[L, H]`` array: blocks from 1, heads from 0."""
+    """Return the axes of a ``[L, H]`` array: blocks from 1, heads from 0."""
     return [{"layer": range(1, array.shape[0] + 1)}, {"head": range(array.shape[1])}]
 
 
@@ -146,7 +149,7 @@ def draw_by_block(
     log: bool = False,
     from_zero: bool = False,
 ) -> Drawing | None:
-    """Curves over depth, from block ``start``, 0 being the embeddings; None where nothing of them is finite."""
+    """Draw curves over depth from block ``start`` on (0: the embeddings); None if no value is finite."""
     if not any(np.isfinite(blocks).any() for blocks in values.values()):
         return None
     curves = [

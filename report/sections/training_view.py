@@ -1,4 +1,4 @@
-"""How sections draw quantities over training: curves of runs, lines of blocks, small multiples of heads."""
+"""Sections of quantities over training: curves of runs, lines of blocks, small multiples of heads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PICTURED = 3
-"""Runs of a page that have pictures of their own: blocks, heads, maps. Of further ones there are the numbers."""
+"""Number of runs that get pictures of blocks, heads and maps; further runs have only the numbers."""
 _MAX_POINTS = 600  # per loss curve; more than a picture has pixels says nothing more
 
 Curves = Mapping[str, tuple[str, Mapping[str, Any]]]
@@ -39,12 +39,12 @@ DrawRun = Callable[[RunHistory], Drawing | None]
 
 @dataclass(frozen=True)
 class BlockValues:
-    """Something that every block, or every head, has one of in a snapshot."""
+    """A quantity with a value for every block, or every head, of a snapshot."""
 
     quantity: Quantity
     """Names it, and what it is judged against."""
     read: Callable[[np.ndarray], np.ndarray] | None = None
-    """Its array to ``[blocks]`` or ``[blocks, H]``; by default as it is declared."""
+    """Reduction of its array to ``[blocks]`` or ``[blocks, H]``; by default the declared one."""
     array: str = ""
     """The array that it is read from; by default the declared one."""
     title: str = ""
@@ -52,17 +52,17 @@ class BlockValues:
 
     @property
     def name(self) -> str:
-        """What it is called in the CSV."""
+        """Name of the values in the CSV."""
         column = self.quantity.by_block
         return (column.key if column else "") or self.quantity.name
 
     def values(self, array: np.ndarray) -> np.ndarray:
-        """``[blocks]`` or ``[blocks, H]`` of its array."""
+        """Reduce an array of a snapshot to ``[blocks]`` or ``[blocks, H]``."""
         return np.asarray((self.read or self.quantity.blocks)(array), dtype=float)
 
 
 def control_label(quantity: Quantity) -> str:
-    """What a legend calls the control of a quantity."""
+    """Return the label of the quantity's control in a legend."""
     control = quantity.control
     if quantity.control_label or control is None:
         return quantity.control_label
@@ -70,7 +70,7 @@ def control_label(quantity: Quantity) -> str:
 
 
 def heights_of(quantity: Quantity, least: float | None = None, most: float | None = None, label: str = "") -> Heights:
-    """The y axis of a quantity, which reaches from ``least`` to ``most`` at least."""
+    """Return the y axis of a quantity, which covers at least the range from ``least`` to ``most``."""
     return Heights(label or quantity.axis_label, quantity.scale == "log", least, most)
 
 
@@ -92,7 +92,7 @@ class TrainingView:
         return start_of_all(run.start for run in self.runs)
 
     def legend_name(self, run: RunHistory) -> str:
-        """One run needs no name in every legend: the page is its own."""
+        """Return the run's name for legends; "" if the page has only one run."""
         return run.name if len(self.runs) > 1 else ""
 
     def explain_if_empty(self, section: Section) -> None:
@@ -111,7 +111,7 @@ class TrainingView:
     # ── curves of runs ───────────────────────────────────────────────────────────────────────────────────────────
 
     def logged(self, curves: Curves) -> list[Curve]:
-        """Curves of metrics.jsonl keys."""
+        """Return the curves of keys of metrics.jsonl."""
         found = []
         for run in self.runs:
             for key, (role, style) in curves.items():
@@ -123,7 +123,7 @@ class TrainingView:
         return found
 
     def measured(self, curves: Curves, group: str = "bias") -> list[Curve]:
-        """Curves of snapshot scalars; ``group`` names the probe's."""
+        """Return the curves of scalars of snapshots; ``group`` names the group of quantities of a probe."""
         found = []
         for run in self.runs:
             steps = [snapshot.step for snapshot in run.dated]
@@ -135,19 +135,21 @@ class TrainingView:
         return found
 
     def by_probe(self, key: str) -> list[Curve]:
-        """Curves of a snapshot scalar on the random probe and, dashed, on the text probe."""
+        """Return the curves of a snapshot scalar: solid on the random probe, dashed on the text probe."""
         text = self.measured({key: ("text probe", DASHED)}, GROUPS["text."])
         return [*self.measured({key: ("random probe" if text else "", SOLID)}), *text]
 
     def control(self, key: str, label: str, band: bool = True) -> list[Control]:
-        """The snapshot scalar that others are judged against."""
+        """Return the snapshot scalar that other curves are judged against."""
         return [
             Control(label, curve.steps, curve.values, band, curve.quantity, curve.run)
             for curve in self.measured({key: ("", SOLID)})
         ]
 
     def controls(self, quantity: Quantity, curves: Sequence[Curve]) -> list[Control]:
-        """What a declared quantity is judged against, beside its ``curves``: measured levels, or a constant one."""
+        """Return the controls of a declared quantity, to draw beside its ``curves``: measured levels, or a constant
+        one.
+        """
         name, label = quantity.control, control_label(quantity)
         if not curves or name is None:
             return []
@@ -285,9 +287,9 @@ class TrainingView:
 
 
 def _read(run: RunHistory, prefix: str, values: BlockValues) -> tuple[np.ndarray, np.ndarray]:
-    """Steps ``[S]`` and values ``[S, blocks]`` or ``[S, blocks, H]`` of the snapshots that hold the array.
+    """Return steps ``[S]`` and values ``[S, blocks]`` or ``[S, blocks, H]`` of the snapshots that hold the array.
 
-    A metric of the user's own may have changed its shape when training was resumed: the latest shape holds.
+    A user's own metric may change its shape when training is resumed: only snapshots of the latest shape count.
     """
     name = prefix + (values.array or values.quantity.array)
     held = [(s.step, values.values(s.arrays[name])) for s in run.dated if name in s.arrays]
@@ -296,7 +298,9 @@ def _read(run: RunHistory, prefix: str, values: BlockValues) -> tuple[np.ndarray
 
 
 def _changing_blocks(run: RunHistory, quantity: BlockValues) -> list[int]:
-    """Indices of the blocks where a quantity of heads changes most along depth, on any probe and at any step."""
+    """Return the indices of the blocks where a per-head quantity changes most along depth, on any probe and at any
+    step.
+    """
     every = [found for prefix in PROBES if len(found := _read(run, prefix, quantity)[1])]
     means = [values.mean(2).T for values in every]
     if quantity.quantity.scale == "log":
@@ -306,7 +310,7 @@ def _changing_blocks(run: RunHistory, quantity: BlockValues) -> list[int]:
 
 
 def _references(run: RunHistory, prefix: str, values: BlockValues, steps: np.ndarray) -> dict[str, np.ndarray]:
-    """The level that block values are judged against, by its label."""
+    """Return the level that block values are judged against, by its label."""
     name = prefix + (values.array or values.quantity.array)
     last = next(s for s in reversed(run.dated) if name in s.arrays)
     level = values.quantity.level(last.summary, GROUPS[prefix])
@@ -319,7 +323,7 @@ def _steps(panels: Sequence[Panel], linear_until: float | None) -> Callable[[Axe
 
 
 def thin(steps: list[int], values: list[float]) -> tuple[Sequence[float], Sequence[float]]:
-    """Means of neighbours, where there are more points than a picture can show (steps and values alike)."""
+    """Average neighbouring points if there are more than a picture can show (steps and values alike)."""
     if len(steps) <= _MAX_POINTS:
         return steps, values
     # Groups that begin at even and at logarithmic distances, so that either axis shows all that it can.
@@ -331,7 +335,7 @@ def thin(steps: list[int], values: list[float]) -> tuple[Sequence[float], Sequen
 
 
 def arrays_at(run: RunHistory, prefix: str, *names: str) -> list[tuple[str, int, dict[str, np.ndarray]]]:
-    """(when, step, arrays) of the start and of now, where all these arrays were measured."""
+    """Return (when, step, arrays) for the start and for now, where all the named arrays were measured."""
     found = []
     for now, snapshot in run.moments:
         arrays = arrays_of(snapshot, prefix)

@@ -25,22 +25,24 @@ from .training_view import BlockValues, TrainingView, heights_of
 
 
 def without_rounding(values: np.ndarray, scale: float | None = None) -> np.ndarray:
-    """``values``, 0 where rounding errors stand in its place, as of a first token that never varies.
+    """Return ``values`` with 0 in place of mere rounding errors, such as those of a first token that never varies.
 
-    ``scale`` is what is not small; by default the largest of the values.
+    Rounding errors are judged against ``scale``; by default the largest of the values.
     """
     largest = np.nanmax(np.abs(values), initial=0.0, where=np.isfinite(values)) if scale is None else scale
     return np.where(values <= 1e-9 * largest, 0.0, values)
 
 
 def positive_ratio(values: np.ndarray) -> np.ndarray:
-    """Ratios that a logarithmic axis can show."""
+    """Replace ratios that a logarithmic axis cannot show by NaN."""
     found = without_rounding(values, 1.0)
     return np.where(found > 0, found, np.nan)
 
 
 def _discrepancy_of_heads(variance: np.ndarray) -> np.ndarray:
-    """``[L, H]``: σ²(0) over its mean at t ≥ T/2 of every head, from σ²(t) ``[L, H, T]``; NaN where no head has any."""
+    """Return, ``[L, H]``, the discrepancy of every head: σ²(0) over the mean of σ²(t) at t ≥ T/2, from ``[L, H, T]``;
+    NaN where no variance is left.
+    """
     late = variance[..., (variance.shape[-1] + 1) // 2 :].mean(-1)
     ratio = np.divide(variance[..., 0], late, out=np.full(late.shape, np.nan), where=late > 0)
     found = without_rounding(ratio, 1.0)
@@ -49,13 +51,13 @@ def _discrepancy_of_heads(variance: np.ndarray) -> np.ndarray:
 
 
 def _differ(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether what enters the output projection has another variance than what attention aggregates."""
+    """Say if the variance differs between what attention aggregates and what enters the output projection."""
     raw, out = (arrays.get(name) for name in ("variance_discrepancy", "variance_discrepancy_out"))
     return raw is not None and out is not None and not np.array_equal(raw, out)
 
 
 def _notes_of_constant_first(snapshot: Snapshot) -> list[str]:
-    """What a reader must know of probes whose sequences all start with one token."""
+    """Return the remarks about probes whose sequences all start with one token."""
     return [
         f"All sequences of the {PROBES[prefix]} probe start with the same token: position 0 has no variance there."
         for prefix in measured_probes(snapshot)
@@ -94,7 +96,7 @@ def _over_training(view: TrainingView, section: Section) -> None:
 
 
 def _in_snapshot(view: SnapshotView, section: Section) -> None:
-    """Variance by position, and how many tokens a query averages over."""
+    """Draw the variance by position, and the effective number of tokens that a query averages over."""
     n_layers = view.n_layers
 
     def variance(arrays: Arrays) -> Drawing | None:
@@ -146,7 +148,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 
 
 def _draw_variance(blocks: Sequence[int], sigma: np.ndarray, n_eff: np.ndarray | None) -> Drawing | None:
-    """σ²(t) of every head of ``[L, H, T]``, beside what n_eff predicts of it where that is given."""
+    """Draw σ²(t) of every head from ``[L, H, T]``, with the prediction from n_eff beside it where that is given."""
     t = shown_positions(sigma.shape[2])
     titles = block_titles(blocks)
     name = "positional_variance" if n_eff is not None else "positional_variance_out"

@@ -1,1 +1,1 @@
-"""Commands on what a run reads."""
+"""Commands about the data that a run reads."""

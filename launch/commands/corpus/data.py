@@ -23,7 +23,7 @@ _CHARS, _DOCUMENT_CHARS = 240, 40
 
 
 def add_options(parser: Parser) -> None:
-    """The run, and one of its steps."""
+    """Add the options that name the run and one of its steps."""
     parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run.")
     parser.add_argument(
         "--step", type=int | None, metavar="N", help="Show the batch that optimizer step N trains on, from 1."
@@ -33,7 +33,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Tokenise what is not yet, and show it.
+    """Tokenise what is missing, and show the data.
 
     Raises:
         UsageError: a config, or a step, that is impossible.
@@ -117,5 +117,5 @@ def _print_sample(sample: dict[str, Any], console: Console) -> None:
     shown = BORDER.join(
         piece if len(piece) <= size else f"{piece[: size // 2]} … {piece[-size // 2 :]}" for piece in pieces
     )
-    # What a terminal would obey is no text.
+    # Control characters, which a terminal would obey, are replaced.
     console.print("".join(c if c.isprintable() or c in "\n\t" else "�" for c in shown), highlight=False, markup=False)

@@ -19,7 +19,7 @@ SUMMARY = "Tokenise the text of a run once, before it starts (docs/tokens.md)."
 
 
 def add_options(parser: Parser) -> None:
-    """The config, and how much of the machine it takes."""
+    """Add the options for the config and the resources to use."""
     parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run.")
     parser.add_argument("--workers", type=int | None, metavar="N", help="Processes, in place of data.n_workers.")
     parser.add_argument(
@@ -30,7 +30,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Tokenise, and say what there is now."""
+    """Tokenise the data, and say what is there now."""
     config = read_config(Path(options.config), read_overrides(options["set"]))
     if config.init_from:
         from ....trainer.initial_model import resolve_init_from  # with torch and Lightning, half a gigabyte

@@ -12,7 +12,7 @@ SUMMARY = "Check whether the checkpoints of a suite are what they say they are (
 
 
 def add_options(parser: Parser) -> None:
-    """The suite, and how much of it is read."""
+    """Add the options that name the suite and limit how much of it is read."""
     parser.add_argument(
         "suite",
         type=str,

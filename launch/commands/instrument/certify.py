@@ -12,7 +12,7 @@ SUMMARY = "Write a run's certificate: digests of its checkpoints, and commitment
 
 
 def add_options(parser: Parser) -> None:
-    """The run, and where the certificate goes."""
+    """Add the options that name the run and the file of the certificate."""
     parser.add_argument("run", type=str, metavar="RUN", help="Folder that `pretrain` wrote.")
     parser.add_argument(
         "--out", type=str | None, metavar="FILE", help="The certificate; by default RUN/certificate.json."

@@ -25,7 +25,7 @@ SUMMARY = "Compare models: states of all layers, predictions, and the loss betwe
 
 
 def add_options(parser: Parser) -> None:
-    """The models, what they are shown, and where to."""
+    """Add the options for the models, the probe and the output."""
     parser.add_argument("models", type=str, nargs="+", metavar="MODEL", help=f"Each {MODEL_NAMES}.")
     parser.add_argument(
         "--step",
@@ -110,7 +110,7 @@ def run(options: Namespace) -> int:
 
 
 def _settings(options: Namespace) -> SnapshotConfig:
-    """The probe, and what contradicts itself."""
+    """Return the settings of the probe, after checking that the options agree with one another."""
     from ....trainer.by_name.between_named import comparison_problems
 
     check_probe_kind(options)

@@ -25,7 +25,7 @@ SUMMARY = "Show which models share a birth (docs/lineage.md)."
 
 
 def add_options(parser: Parser) -> None:
-    """The models, or a calibration; how they are compared."""
+    """Add the options that name the models or a calibration, and those of the comparison. how they are compared."""
     parser.add_argument("models", type=str, nargs="*", metavar="MODEL", help=f"Each {MODEL_NAMES}.")
     parser.add_argument(
         "--out",
@@ -207,7 +207,7 @@ def _calibrate(options: Namespace, comparison: Comparison) -> int:
 
 
 def _with_birth(name: str) -> list[tuple[ModelSource, ModelSource]]:
-    """A run's birth with each of its checkpoints."""
+    """Open every checkpoint of a run together with the run's birth."""
     from ....measure.records import RunDir
     from ....trainer.by_name.model_names import open_source
 

@@ -18,7 +18,7 @@ SUMMARY = "Show which seed a model was born from (docs/lineage.md)."
 
 
 def add_options(parser: Parser) -> None:
-    """The model, the candidates; how they are compared."""
+    """Add the options that name the model and the candidates, and those of the comparison. how they are compared."""
     add_model(parser)
     parser.add_argument("--seeds", type=str, required=True, metavar="A..B", help="Candidates: 0..9999, or 3,7,10..20.")
     parser.add_argument(
@@ -36,7 +36,9 @@ _MOST = 1_000_000
 
 
 def read_seeds(text: str) -> list[int]:
-    """Seeds from ``0..9999`` (both ends included), ``7`` and commas between such; UsageError names what is neither."""
+    """Read seeds from ``0..9999`` (both ends included), ``7`` and commas between such; a UsageError names a part that
+    is neither.
+    """
 
     def check(last: int, n_seeds: int) -> None:
         check_seed("seeds", last)

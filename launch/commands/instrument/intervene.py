@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MOST = 1 << 27
 SUMMARY = "Change positions, heads, hidden units or channels in some blocks; see which sinks form, and which go."
 
-#: What a message about a wrong request begins with → the option that it is about.
+#: The beginning of a message about a wrong request → the option that it is about.
 _OPTIONS = {
     name: f"--{name}"
     for name in ("kind", "layers", "positions", "lambda", "around", "matched", "units", "channels", "heads", "fill")
@@ -37,7 +37,7 @@ _OPTIONS = {
 
 
 def add_options(parser: Parser) -> None:
-    """The model, what is changed where and how much, and the probe."""
+    """Add the options for the model, the kind, place and strength of the intervention, and the probe."""
     add_model(parser)
     parser.add_argument(
         "--kind",
@@ -130,7 +130,9 @@ def run(options: Namespace) -> int:
 
 @contextmanager
 def _options_named(options: Namespace) -> Iterator[None]:
-    """Around what checks a request: a message that begins with a field names the option."""
+    """Name the option in messages about a wrong request: replace the field at the beginning of a UsageError from inside
+    this context.
+    """
     try:
         with data_named(options):
             yield
@@ -141,7 +143,7 @@ def _options_named(options: Namespace) -> Iterator[None]:
 
 
 def _intervention(options: Namespace, n_layers: int) -> Intervention:
-    """Read the intervention from the options; nothing is checked yet."""
+    """Read the intervention from the options; it is not checked yet."""
     given = {name: _numbers(name, options[name]) for name in ("positions", "units", "channels", "heads")}
     layers = tuple(range(1, n_layers + 1)) if options.layers == "all" else _numbers("layers", options.layers)
     lambdas = _lambdas(options["lambda"])
@@ -180,7 +182,7 @@ def _lambdas(text: str | None) -> tuple[float, ...] | None:
 
 
 def _as_json(found: Intervened, about: dict[str, Any]) -> dict[str, Any]:
-    """All figures: every array as it is, the losses as means with standard errors."""
+    """Return all figures for JSON: every array as it is, the losses as means with standard errors."""
     from ....files import strict
 
     passes = []
@@ -194,7 +196,7 @@ def _as_json(found: Intervened, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(found: Intervened, model: str, probe: str, console: Console) -> None:
-    """A sentence, a row for every dose, and a row for every block at the strongest one; they fit 80 columns."""
+    """Print a sentence, a row for every dose, and a row for every block at the strongest one; all fit 80 columns."""
     from ....findings.intervened import dose_in_words, intervention_in_words, intervention_sentence, strongest_pass
     from ....findings.wording import in_ascii
 
@@ -223,7 +225,7 @@ def _table() -> Table:
 
 
 def _mean(x: np.ndarray) -> float:
-    """Mean of what is a number; NaN where nothing is."""
+    """Average the finite values; NaN if there are none."""
     import numpy as np
 
     return float(np.nanmean(x)) if np.isfinite(x).any() else math.nan
@@ -260,7 +262,7 @@ def _by_dose(found: Intervened) -> Table:
 
 
 def _by_block(found: Intervened, number: int, i: int) -> Table:
-    """The table of one key, left alone and changed."""
+    """Build the table of one key by block, without and with the intervention."""
     from ....report.text import format_value
 
     key, alone, changed = found.keys[i], found.passes[0], found.passes[number]

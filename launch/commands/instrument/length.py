@@ -24,7 +24,7 @@ SUMMARY = "Loss by position beyond the training length, and what evicting the fi
 
 
 def add_options(parser: Parser) -> None:
-    """Models, how far, which keys are gone, and the text."""
+    """Add the options for the models, the length, the removed keys and the text."""
     parser.add_argument("models", type=str, nargs="+", metavar="MODEL", help=f"Each {MODEL_NAMES}.")
     parser.add_argument(
         "--to",
@@ -67,7 +67,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Read long sequences with every model and arm."""
+    """Read long sequences with every model under every condition."""
     from rich.console import Console
 
     from ....report.pictures.long_sequences import write_picture
@@ -92,14 +92,14 @@ def run(options: Namespace) -> int:
 
 
 def _evict(text: str) -> list[int]:
-    """Numbers of keys, each once, rising."""
+    """Read the numbers of keys: each once, ascending."""
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
         raise UsageError(f"--evict {text}: give whole numbers of keys with commas between, such as 0,1,4")
     return sorted({int(part) for part in text.split(",")})
 
 
 def _length(text: str, trained: int) -> int:
-    """Positions that ``--to`` asks for."""
+    """Return the number of positions that ``--to`` asks for."""
     times = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(x?)", text)
     length = math.floor(float(times[1]) * (trained if times[2] else 1)) if times else 0
     if length < 2:
@@ -113,7 +113,7 @@ _FIRST_LOOK = 512
 
 @dataclass(frozen=True)
 class _Reading:
-    """Number of positions to read a model to."""
+    """Lengths that one model is read to."""
 
     source: ModelSource
     prefix: int
@@ -121,7 +121,7 @@ class _Reading:
 
     @classmethod
     def of(cls, source: ModelSource, to: str | None, prefix: int | None) -> _Reading:
-        """As the options ask, and by default as far as a first look needs."""
+        """Return the lengths that the options ask for, and by default those of a first look."""
         trained = source.config.max_seq_len
         if to is not None or trained <= _FIRST_LOOK:
             return cls(source, prefix or trained, _length(to or "8x", trained))

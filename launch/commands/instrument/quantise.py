@@ -22,7 +22,7 @@ SUMMARY = "Loss and token preference under simulated low-bit arithmetic (docs/ev
 
 
 def add_options(parser: Parser) -> None:
-    """The model, the bits, and what is read."""
+    """Add the options for the model, the bits and the text to read."""
     add_model(parser)
     parser.add_argument(
         "--bits",

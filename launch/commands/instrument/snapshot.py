@@ -34,7 +34,7 @@ SUMMARY = "Measure a model's biases, ours or of transformers (docs/quantities.md
 
 
 def add_options(parser: Parser) -> None:
-    """The model, the probe, and where to."""
+    """Add the options for the model, the probe and the output."""
     add_model(parser)
     parser.add_argument(
         "--step",
@@ -145,7 +145,7 @@ def run(options: Namespace) -> int:
 
 
 def _name_and_step(name: str, step: int | None) -> tuple[str, int | None]:
-    """A model's name with the step of a run in it, and the step to put in the snapshot of a model that has none."""
+    """Return the model's name with a run's step in it, and the step to record for a model that has none itself."""
     from ....trainer.by_name.model_names import open_source_with_birth
 
     if step is None:

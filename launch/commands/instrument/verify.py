@@ -12,7 +12,7 @@ SUMMARY = "Check whether a certificate lists a checkpoint, and whether that desc
 
 
 def add_options(parser: Parser) -> None:
-    """The certificate, the checkpoint, and what its owner reveals."""
+    """Add the options for the certificate, the checkpoint and the revealed seed."""
     parser.add_argument("certificate", type=str, metavar="CERT", help="File that `certify` wrote.")
     parser.add_argument(
         "checkpoint", type=str, metavar="CHECKPOINT", help=MODEL_NAMES[0].upper() + MODEL_NAMES[1:] + "."

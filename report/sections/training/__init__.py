@@ -1,1 +1,1 @@
-"""Sections of what training itself logs: they are in the page of runs alone."""
+"""Sections about training itself, from its logs: they are in the page of runs alone."""

@@ -1,4 +1,4 @@
-"""How training went: the losses, beside what knowing the frequencies of tokens alone reaches."""
+"""Section on the course of training: the losses, beside what knowing the frequencies of tokens alone reaches."""
 
 from __future__ import annotations
 

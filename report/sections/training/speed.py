@@ -1,4 +1,4 @@
-"""How fast training went: times of steps, and what they waited for."""
+"""Section on the speed of training: times of steps, and the time spent waiting."""
 
 from __future__ import annotations
 

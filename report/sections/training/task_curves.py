@@ -1,4 +1,6 @@
-"""What the model can do: scores of tasks and bits per byte of texts, beside the sink at the same steps."""
+"""Section on the abilities of the model: scores of tasks and bits per byte of texts, beside the sink at the
+same steps.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def evaluated(runs: Sequence[RunHistory]) -> dict[str, list[str]]:
 
 
 def in_words(score: str) -> str:
-    """A score as an axis names it."""
+    """Return the name of a score as an axis label."""
     return {"acc": "accuracy", "acc_norm": "accuracy by length"}.get(score, score.replace("_", " "))
 
 
@@ -61,7 +63,7 @@ def _over_training(view: TrainingView, section: Section) -> None:
 
 
 def _chance(view: TrainingView, name: str) -> list[Control]:
-    """What guessing reaches."""
+    """Return the score that guessing reaches, as a control."""
     found = {value for run in view.runs for value in run.series(f"eval/{name}/chance")[1] if np.isfinite(value)}
     reach = [0.0, float(max((max(run.metrics, default=0) for run in view.runs), default=0))]
     return [Control("chance", reach, [level, level], quantity="level") for level in sorted(found)]
