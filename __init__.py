@@ -46,7 +46,7 @@ __all__ = [
     "pretrain",
 ]
 
-#: Where each name stands; its module is imported when the name is first used.
+#: Module of each name, imported when the name is first used.
 _MODULES = {
     "BiasSnapshot": ".callbacks.snapshot",
     "Comparison": ".api.comparing",
@@ -75,7 +75,9 @@ class _Measure(ModuleType):
 
 
 class _FrontDoor(ModuleType):
-    """This package. A sub-package and a function share the name ``measure``: whichever comes first, it is both."""
+    """This package. A sub-package and a function share the name ``measure``: whichever is loaded first, the name works
+    as both.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "measure" and isinstance(value, ModuleType):

@@ -2,11 +2,11 @@
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done as asked: a config field, a path, a combination. Exit status 2."""
+    """The request is impossible: a config field, a path, a combination. Exit status 2."""
 
 
 class RunError(Exception):
-    """What was asked for failed on the way: a damaged file, a full disk, a loss that is not a number. Exit status 1."""
+    """The request failed while it ran: a damaged file, a full disk, a loss that is not a number. Exit status 1."""
 
 
 USAGE_STATUS = 2

@@ -83,7 +83,7 @@ def sync_tree(path: Path) -> None:
 
 
 def _aside(path: Path) -> Path:
-    """Where a folder stands while another takes its place."""
+    """Return the path that a folder has while another takes its place."""
     path = path.absolute()  # of "." too
     return path.with_name(f".{path.name}.replaced")
 
@@ -93,13 +93,17 @@ def _of_aside(aside: Path) -> Path:
 
 
 def find_folder(path: Path) -> Path:
-    """Where the folder ``path`` is now: there, or aside if a process died while it replaced it; else ``path``."""
+    """Return the present path of the folder ``path``: ``path``, or its path aside if a process died while replacing it;
+    ``path`` if neither exists.
+    """
     # Asked twice: a live process may finish between two looks.
     return next((there for there in (path, _aside(path), path) if there.exists()), path)
 
 
 def list_folders(parent: Path, pattern: str) -> list[Path]:
-    """Folders of ``parent`` whose names match ``pattern``, sorted, with those that :func:`find_folder` finds aside."""
+    """List the folders of ``parent`` whose names match ``pattern``, sorted, with those that :func:`find_folder` finds
+    aside.
+    """
     there = {*parent.glob(pattern)} | {_of_aside(folder) for folder in parent.glob(f".{pattern}.replaced")}
     # A live process may have put a new one in place between the two looks.
     return sorted(there | {*parent.glob(pattern)})
@@ -140,7 +144,7 @@ def delete_folder(folder: Path) -> None:
     prefix = f".{folder.name.removeprefix('.')}."
     hidden = Path(tempfile.mkdtemp(prefix=prefix, suffix=".deleted", dir=folder.parent))
     folder.rename(hidden / folder.name)
-    # What another process has open may stay for now, on some file systems: it is a leftover.
+    # On some file systems a file that another process has open may stay for now, as a leftover.
     shutil.rmtree(hidden, ignore_errors=True)
 
 
@@ -187,7 +191,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def strict(value: Any) -> Any:
-    """``value`` as JSON can say it: numbers that are not finite become None."""
+    """Return ``value`` with numbers that are not finite replaced by None, so that strict JSON can hold it."""
     if isinstance(value, Mapping):
         return {k: strict(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -196,7 +200,7 @@ def strict(value: Any) -> Any:
 
 
 def finite_or_nan(value: Any) -> float:
-    """A logged value as a finite float, or NaN."""
+    """Return a logged value as a finite float, or NaN."""
     finite = isinstance(value, (int, float)) and math.isfinite(value)
     return float(value) if finite else math.nan
 
@@ -238,7 +242,7 @@ MOST_NESTED = 50
 
 
 def _then(mend: str) -> str:
-    """The end of a message that says what to do, if it does."""
+    """Return the end of a message with the remedy, "" without one."""
     return f"; {mend}" if mend else ""
 
 
@@ -271,7 +275,7 @@ _NOT_FILES = (
 
 
 def read_bytes(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunError) -> bytes:
-    """A file's content; RunError, or ``fail``, names it (see :func:`check_file`)."""
+    """Read a file's bytes; RunError, or ``fail``, names it (see :func:`check_file`)."""
     check_file(path, most, fail)
     try:
         return path.read_bytes()
@@ -282,7 +286,7 @@ def read_bytes(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunEr
 
 
 def read_text(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunError) -> str:
-    """A file's content as UTF-8; RunError, or ``fail``, names it."""
+    """Read a file as UTF-8; RunError, or ``fail``, names it."""
     try:
         return read_bytes(path, most, fail).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -290,10 +294,10 @@ def read_text(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunErr
 
 
 def parse_json(text: str, *, not_finite: bool = False) -> Any:
-    """What strict JSON says, or with ``not_finite`` also NaN and Infinity, as other writers have them.
+    """Parse strict JSON, or with ``not_finite`` also NaN and Infinity, which some writers produce.
 
     Raises:
-        ValueError: it is damaged, is nested more than `MOST_NESTED` deep, or holds what cannot be written as UTF-8.
+        ValueError: the text is damaged, nested more than `MOST_NESTED` deep, or holds text that UTF-8 cannot encode.
     """
     try:
         value = json.loads(text, parse_constant=float if not_finite else _refuse_constant)
@@ -338,13 +342,13 @@ def read_json(path: Path, schema: Any = Any, mend: str = "") -> Any:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_digest(content: Any) -> str:
-    """SHA-256, in hex, of what JSON says of ``content``, whatever its layout and the order of its fields."""
+    """Return the SHA-256, in hex, of the JSON value ``content``, whatever its layout and the order of its fields."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -355,10 +359,10 @@ def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_sealed_json(path: Path, schema: Any, mend: str = "") -> Any:
-    """:func:`read_json` of what :func:`write_sealed_json` wrote, without ``sha256``; older files have none.
+    """Read the content that :func:`write_sealed_json` wrote, without ``sha256``; older files have none.
 
     Raises:
-        RunError: also where the content was changed since it was written.
+        RunError: as for :func:`read_json`, and if the content was changed since it was written.
     """
     content = read_json(path, schema, mend)
     if content.pop("sha256", None) not in (None, content_digest(content)):
@@ -385,10 +389,11 @@ def save_tensors(save: Callable[..., object], tensors: Mapping[str, Any], path: 
 
 @contextmanager
 def tensor_file(path: Path, framework: str, mend: str = "") -> Iterator[Any]:
-    """A safetensors file, opened; what is not read of it is not loaded.
+    """Open a safetensors file; only the tensors that are read are loaded.
 
     Raises:
-        RunError: it is missing, no file, or damaged, also where a tensor is read in the block; names it.
+        RunError: the file is missing, no file, or damaged, also when a tensor is read in the block; the message names
+            it.
     """
     check_file(path)
     try:
@@ -429,7 +434,7 @@ def path_below(folder: Path, key: str, fail: Callable[[str], Exception], *, nest
 
 
 def user_path(text: str | Path) -> Path:
-    """A path that a person gave, ``~`` and ``~name`` resolved.
+    """Return the path that a person gave, with ``~`` and ``~name`` resolved.
 
     Raises:
         UsageError: nobody of that name has a home here, or the path holds a NUL character.
@@ -448,15 +453,18 @@ def _refuse_nul(path: str | Path) -> None:
 
 
 def one_line(text: object, limit: int = 200) -> str:
-    """A text of others in one line of a message: its first characters, those that do not print written out."""
+    """Return a text of unknown origin as one line for a message: its first characters, with unprintable ones
+    escaped.
+    """
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(str(text).split())[:limit])
     return line.encode("utf-8", errors="backslashreplace").decode()
 
 
-#: What libraries put before their sentence, however deep: "Couldn't deserialize thrift: TProtocolException: …".
+#: Prefixes that libraries put before their sentence, however deep: "Couldn't deserialize thrift: TProtocolException:
+#: …".
 _CLASS_NAMES = re.compile(r"\b[A-Za-z_.]+(?:Error|Exception|Warning|Interrupt)\b(?::\s*)?")
 
 
 def reason_of(error: BaseException, otherwise: str = "its library says no more") -> str:
-    """What a library's error says, in one line of a message and without names of classes; ``otherwise`` if nothing."""
+    """Return the message of a library's error in one line, without names of classes; ``otherwise`` if it is empty."""
     return one_line(" ".join(_CLASS_NAMES.sub("", str(error)).split())) or otherwise

@@ -1,4 +1,4 @@
-"""How fast something long goes on, for those who wait: what is left of it, and when to say so again."""
+"""Progress of something long, for those who wait: the time left, and when to report it again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LINES_S = 30.0
 
 
 class Pace:
-    """Counts what is done of something since it was made.
+    """Rate of progress since the object was made.
 
     Args:
         total: how much there is to do.
@@ -21,7 +21,7 @@ class Pace:
         self._start = self._said = time.monotonic()
 
     def seconds_left(self, done: float) -> float | None:
-        """At the rate since the start, all pauses included; None where nothing is done yet.
+        """Estimate the seconds left from the rate since the start, pauses included; None if nothing is done yet.
 
         Args:
             done: how much is done now.
@@ -31,7 +31,7 @@ class Pace:
         return (time.monotonic() - self._start) / (done - self._first) * max(0.0, self.total - done)
 
     def is_due(self) -> bool:
-        """Whether nothing was said for so long that a line is due; it is said by this."""
+        """Say if the last line is so long ago that another one is due; if so, count it as printed now."""
         now = time.monotonic()
         if now - self._said < LINES_S:
             return False
@@ -39,12 +39,12 @@ class Pace:
         return True
 
     def said(self) -> None:
-        """A line that says as much has been printed."""
+        """Note that a line about the progress has been printed."""
         self._said = time.monotonic()
 
 
 def duration(seconds: float) -> str:
-    """A time in words, as coarse as an estimate is: ``40 s``, ``12 min``, ``3 h 20 min``, ``5 days 4 h``."""
+    """Format a time in words, as coarse as an estimate is: ``40 s``, ``12 min``, ``3 h 20 min``, ``5 days 4 h``."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{max(1, round(seconds))} s"

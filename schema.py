@@ -1,7 +1,7 @@
-"""What a file must hold, declared as types, and its content checked against them before anything is used.
+"""Types that declare the content of a file, and the check of the content before any use.
 
 A schema is a type: a ``TypedDict``, ``list[…]``, ``dict[str, …]``, ``Literal``, a union, a plain type, or one of them
-``Annotated`` with `Bounds`. Where ``float`` is asked for a whole number is one too, and ``bool`` is no number.
+``Annotated`` with `Bounds`. Whole numbers also count as ``float``, and ``bool`` is no number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Bounds:
     most: float
 
 
-#: What a seed may be: what is drawn from it is a hash of its digits.
+#: Range of a seed, whose decimal digits are hashed.
 SEEDS = (-(1 << 63), (1 << 64) - 1)
 #: A step, or another count that fits into 64 bits.
 Count = Annotated[int, Bounds(0, 2**62)]
@@ -50,18 +50,18 @@ _WORDS: dict[Any, str] = {
 
 
 class SchemaError(Exception):
-    """Content that is not what its schema says: ``field: what stands there, and what should``."""
+    """The content differs from its schema: ``field: what stands there, and what should``."""
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """``value`` in a message: in one line, and short."""
+    """Format ``value`` for a message: in one line, and short."""
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of very many digits"
-    # Of a large value no more is written than is shown.
+    # Only the shown part of a large value is formatted.
     text = repr(value[:limit] if isinstance(value, (str, bytes)) else value) if not _is_large(value) else ""
     if isinstance(value, (dict, list)) and (not text or len(text) > limit):
         return "an object" if isinstance(value, dict) else "a list"
-    # What UTF-8 cannot say, no terminal can show.
+    # A terminal cannot show text that UTF-8 cannot encode.
     text = text.encode("utf-8", errors="backslashreplace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -111,18 +111,18 @@ def check(value: Any, schema: Any, where: str = "") -> None:
 
 
 def checked(value: Any, schema: Any, where: str = "") -> Any:
-    """``value``, which is of ``schema``; see :func:`check`."""
+    """Return ``value`` after checking it against ``schema``; see :func:`check`."""
     check(value, schema, where)
     return value
 
 
 def outside(group: str, config: object, bounds: Mapping[str, tuple[float, float]]) -> list[str]:
-    """A line for each field of a config that is out of its bounds, with the mend; None is in any.
+    """List a line for each field of a config that is out of its bounds, with the remedy; None is within all bounds.
 
     Args:
-        group: what the fields' names begin with, as in ``trainer``; "" where nothing stands before them.
-        config: has the fields.
-        bounds: field → (least, most); what nobody can want, so that it is not tried.
+        group: prefix of the fields' names, such as ``trainer``; "" for none.
+        config: the config with the fields.
+        bounds: field → (least, most); nobody can want a value outside, so none is tried.
     """
     found = []
     for name, (least, most) in bounds.items():
@@ -135,7 +135,9 @@ def outside(group: str, config: object, bounds: Mapping[str, tuple[float, float]
 
 
 def mistyped(config: object) -> list[str]:
-    """A line for each field of a dataclass whose value is not of the field's declared type; see :func:`check`."""
+    """List a line for each field of a dataclass whose value does not have the field's declared type; see
+    :func:`check`.
+    """
     found = []
     schema: Any = type(config)
     for name, kind in _hints(schema).items():

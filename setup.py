@@ -1,14 +1,16 @@
-"""Finds the packages: pyproject.toml can find them, or name the folder that they are found in, but not do both."""
+"""Builder that finds the packages: pyproject.toml can find them, or name the folder that they are found in, but not do
+both.
+"""
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 
 class BuildPackages(build_py):
-    """Leaves this file out, which stands where the package's own modules do."""
+    """Builder that leaves out this file, which stands among the package's own modules."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        """The modules of a package: (package, module, file) each."""
+        """List the modules of a package: (package, module, file) for each."""
         found = super().find_package_modules(package, package_dir)
         return [module for module in found if module[:2] != ("birthmark", "setup")]
 

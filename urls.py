@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 #: begins with its own.
 VARIABLE = "BIRTHMARK_URL_CREDENTIALS"
 
-#: Parameters of a query that let their bearer in: of Amazon's and Google's signed URLs, and by what their names say.
+#: Parameters of a query that grant access: those of Amazon's and Google's signed URLs, and others by their names.
 _SECRET = re.compile(
     r"x-(?:amz|goog|ms)-.*|awsaccesskeyid|googleaccessid|expires|policy|key-pair-id|key|sig|jwt|auth|authorization"
     r"|.*(?:signature|token|secret|passw|pwd|credential|api[_-]?key|auth[_-]?key|session).*",
@@ -27,7 +27,7 @@ _SECRET = re.compile(
 _OF_AZURE = frozenset(
     ("sv", "se", "st", "sp", "sr", "spr", "sip", "si", "ss", "srt", "skoid", "sktid", "skt", "ske", "sks", "skv")
 )
-#: Where a text has a URL: up to a space, or behind its user to a quote or a bracket.
+#: A URL within a text: up to a space, or behind its user up to a quotation mark or a bracket.
 _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^\s/@]*@)?(?:(?!,[A-Za-z][\w+.-]*://)[^\s\"'<>`])*")
 #: The begin of a URL up to its host, where that cannot be one: its port is no number.
 _NO_HOST = re.compile(r"[^\[/?#@][^/?#@]*:(?!\d*(?:[/?#]|$))[^/?#@]*[/?#]")
@@ -90,7 +90,7 @@ def hide_credentials(text: str) -> str:
 
 # ── who may know them ────────────────────────────────────────────────────────────────────────────────────────────────
 
-#: Of the URLs that this process was given, by the bare URL.
+#: Credentials of the URLs that this process was given, by the bare URL.
 _given: dict[str, Credentials] = {}
 
 
@@ -111,7 +111,7 @@ def credentials_of(bare: str) -> Credentials:
     """Find the credentials of a bare URL: those that this process was given, else those of the environment."""
     known = (*_given.items(), *(divide(url) for url in os.environ.get(VARIABLE, "").split()))
     fitting = [(len(start), credentials) for start, credentials in known if _covers(start, bare)]
-    # Of several the one that says most of the path; of these the first.
+    # The longest matching path wins; of equally long ones, the first.
     return max(fitting, key=lambda one: one[0], default=(0, Credentials("", ())))[1]
 
 
@@ -131,7 +131,7 @@ def with_credentials(bare: str, credentials: Credentials) -> str:
 
 
 def _covers(known: str, asked: str) -> bool:
-    """Tell whether credentials of one bare URL are for another: of its scheme and host, with a path below."""
+    """Say if credentials of one bare URL are valid for another: one of the same scheme and host, with a path below."""
     first, second = urlsplit(known), urlsplit(asked)
     return (first.scheme.lower(), first.netloc) == (second.scheme.lower(), second.netloc) and (
         second.path == first.path or second.path.startswith(f"{first.path.rstrip('/')}/")

@@ -45,8 +45,9 @@ for _tag, _pattern, _first in (
 
 
 class _Loader(Composer, SafeConstructor, _CoreSchema):
-    """Builds what events say, which were checked. Refuses a key that stands twice: the second would silently replace
-    the first."""
+    """Builder of the values that checked events describe. Refuses a key that stands twice: the second would silently
+    replace the first.
+    """
 
     def __init__(self, events: Iterable[yaml.Event]) -> None:
         Composer.__init__(self)
@@ -55,15 +56,15 @@ class _Loader(Composer, SafeConstructor, _CoreSchema):
         self._events = deque(events)
 
     def check_event(self, *kinds: type[yaml.Event]) -> bool:
-        """Whether there is a next event, of one of ``kinds`` if some are given."""
+        """Say if there is a next event, of one of ``kinds`` if some are given."""
         return bool(self._events) and (not kinds or isinstance(self._events[0], kinds))
 
     def peek_event(self) -> yaml.Event | None:
-        """The next event."""
+        """Return the next event without taking it."""
         return self._events[0] if self._events else None
 
     def get_event(self) -> yaml.Event:
-        """The next event, which is taken."""
+        """Take the next event."""
         return self._events.popleft()
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -96,7 +97,7 @@ for _kind in (_Loader, ValueLoader):
 
 
 class _Dumper(_CoreSchema, yaml.SafeDumper):
-    """Writes text that the core schema would read as something else in quotes."""
+    """Dumper that quotes text which the core schema would read as something else."""
 
 
 # YAML 1.1 would read some of it as something else too: both kinds are quoted.
@@ -113,16 +114,16 @@ def yaml_text(value: Any) -> str:
 
 
 def read_yaml(file: Path) -> Any:
-    """What a YAML file holds, tags of Python and other languages refused.
+    """Read a YAML file, refusing tags of Python and other languages.
 
     Raises:
-        UsageError: it is no regular file, too large, or no YAML; it names the file.
+        UsageError: the file is no regular file, too large, or no YAML; the message names it.
     """
     return parse_yaml(read_text(file, MOST_BYTES, UsageError), str(file))
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """What a YAML text holds; see :func:`read_yaml`. Errors begin with ``where``."""
+    """Parse a YAML text; see :func:`read_yaml`. Errors begin with ``where``."""
     try:
         return _Loader(_checked(yaml.parse(text, Loader=_PARSER))).get_single_data()
     # A number of too many digits is a ValueError.
@@ -141,7 +142,9 @@ def _line(mark: Any) -> str:
 
 
 def _checked(events: Iterable[yaml.Event]) -> Iterator[yaml.Event]:
-    """These events, unless what they say would be too deep or too large. Nothing is built here, however deep it is."""
+    """Yield the events, but raise if their content would be nested too deep or become too large. Nothing is built here,
+    however deep it is.
+    """
     sizes: dict[str, int] = {}
     opened: list[tuple[str | None, int]] = []
     total = 0

@@ -36,13 +36,13 @@ NEW_TOKENS, LIMIT = 64, 0.9
 
 @dataclass(frozen=True)
 class Case:
-    """One model, and what it is given."""
+    """One model with its input."""
 
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     n_sequences: int = 1
     prompt: int = 32
     padding: int = 0
-    """Of the first sequence, before its tokens."""
+    """Number of padding tokens before the first sequence."""
     n_kv_heads: int | None = None
 
 
@@ -58,7 +58,7 @@ CASES = {
 
 
 def opened(case: Case, folder: Path) -> dict[str, Any]:
-    """The same birth, natively and with our code."""
+    """Open the same birth as the native class and as our exported code."""
     config = ModelConfig(**SHAPE, mlp="swiglu", n_kv_heads=case.n_kv_heads, attention=case.attention)
     parameters, found = dict(born(config, 0).named_parameters()), {}
     for name, own in (("native", False), ("ours", True)):
@@ -73,7 +73,7 @@ def opened(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def seconds(model: Any, tokens_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """Processor seconds, and what was written."""
+    """Generate, and return the processor seconds with the generated tokens."""
     start = time.process_time()
     written_BT = model.generate(
         tokens_BT, attention_mask=mask_BT, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
@@ -83,7 +83,7 @@ def seconds(model: Any, tokens_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple
 
 @torch.no_grad()
 def measured(case: Case, rounds: int) -> dict[str, Any]:
-    """Seconds of both, and the speed of ours over the native class's."""
+    """Return the seconds of both, and the speed of ours over the native class's."""
     generator = torch.Generator().manual_seed(0)
     tokens_BT = torch.randint(1, SHAPE["vocab_size"], (case.n_sequences, case.prompt), generator=generator)
     mask_BT = torch.ones_like(tokens_BT)

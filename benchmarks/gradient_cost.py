@@ -1,4 +1,4 @@
-"""What a backward snapshot costs against a plain pass forwards and backwards over the same probe.
+"""Cost of a backward snapshot against a plain pass forwards and backwards over the same probe.
 
     python benchmarks/gradient_cost.py [--repeats 15] [--shapes demo,60M]
 
@@ -37,14 +37,14 @@ SHAPES = {
 
 
 def plainly(model: Decoder, probe_NT: np.ndarray, batch_size: int) -> None:
-    """Forwards and backwards, as training does it."""
+    """Run forwards and backwards, as training does."""
     for tokens_BT in torch.from_numpy(probe_NT).split(batch_size):
         model(tokens_BT[:, :-1], targets_BS=tokens_BT[:, 1:]).objective.backward()
     model.zero_grad(set_to_none=True)
 
 
 def row(name: str, repeats: int) -> list[str]:
-    """Medians of one shape in milliseconds, and of the ratio."""
+    """Return the medians of one shape in milliseconds, and of the ratio."""
     config, n_sequences, seq_len, batch_size = SHAPES[name]
     model, probe_NT = born(config, 0), random_probe(config.vocab_size, n_sequences, seq_len, 0)
     functions = (

@@ -1,4 +1,4 @@
-"""One model in several libraries, in training mode, each with the losses that it may be trained with.
+"""The same model in several libraries, in training mode, each with the losses that it may be trained with.
 
 nanoGPT (github.com/karpathy/nanoGPT) is no package. ``nano-gpt`` is one after it, by another author: the same model,
 with the fused attention of torch.
@@ -20,12 +20,12 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 class CannotBuildError(Exception):
-    """A library has no model of this shape; the message says why, in a few words."""
+    """The library has no model of this shape; the message says why, in a few words."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder, by default ``configs/models/llama-152m.yaml``, and the batch that it is trained on."""
+    """A decoder, by default ``configs/models/llama-152m.yaml``, with the batch that it is trained on."""
 
     d_model: int = 768
     n_layers: int = 12
@@ -41,13 +41,13 @@ class Shape:
     """The architecture of GPT-2 (learned positions, layer norms, biases, GELU) in place of LLaMA's."""
 
     def batch(self, device: torch.device | str = "cpu") -> Tensor:
-        """Token ids ``[B, T+1]``."""
+        """Draw token ids ``[B, T+1]``."""
         generator = torch.Generator().manual_seed(0)
         return torch.randint(0, self.vocab_size, (self.micro_batch, self.seq_len + 1), generator=generator).to(device)
 
 
 def model_fields(shape: Shape) -> dict[str, Any]:
-    """The shape as fields of our ModelConfig."""
+    """Return the shape as fields of our ModelConfig."""
     fields = asdict(shape)
     fields["max_seq_len"] = fields.pop("seq_len")
     fields["n_kv_heads"] = fields["n_kv_heads"] or None
@@ -58,7 +58,7 @@ def model_fields(shape: Shape) -> dict[str, Any]:
 
 
 def cross_entropy(logits_BTV: Tensor, batch: Tensor) -> Tensor:
-    """The plainest loss there is."""
+    """Compute the plain loss from whole logits."""
     return F.cross_entropy(logits_BTV.flatten(0, 1), batch[:, 1:].flatten())
 
 
@@ -141,7 +141,7 @@ def nano_gpt(shape: Shape, device: torch.device | str = "cpu") -> tuple[nn.Modul
         raise CannotBuildError("nanoGPT has no LLaMA-like model")
     from nano_gpt.model import GPT
 
-    # What its model reads of its config; the config's own class has its published sizes alone.
+    # The fields that its model reads; the config's own class allows only its published sizes.
     config = SimpleNamespace(
         n_embd=shape.d_model,
         n_layer=shape.n_layers,

@@ -1,4 +1,4 @@
-"""What the output head's loss takes: peak bytes per logit and time, against the whole logits and torch's own operator.
+"""Cost of the output head's loss: peak bytes per logit and time, against the whole logits and torch's own operator.
 
     python benchmarks/loss_cost.py [--rounds 5] [--date 2026-11-22]
 
@@ -88,7 +88,7 @@ def step(way: Way, x: Tensor, table: Tensor, targets: Tensor, bf16: bool) -> Non
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
-    """The most that is allocated at once while ``function`` runs, what there was before left out."""
+    """Return the most bytes allocated at once while ``function`` runs, beyond those before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
         function()
     now = most = 0

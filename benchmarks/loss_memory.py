@@ -1,4 +1,4 @@
-"""Peak memory of a training step on the CPU, beside that of an earlier commit: of this tree over it.
+"""Peak memory of a training step on the CPU, over that of an earlier commit: this tree's peak divided by it.
 
     python benchmarks/loss_memory.py [--commit c4b66f9] [--seq-len 2048] [--micro-batch 4] [--dtype bf16]
 
@@ -60,7 +60,7 @@ print(json.dumps([rest, peak.above()]))
 
 
 def step_bytes(tree: Path, shape: Shape, bf16: bool) -> tuple[int, int]:
-    """Bytes at rest, and what a step takes above it at most, of the package in ``tree``."""
+    """Return the bytes at rest, and the most that a step takes above them, for the package in ``tree``."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "birthmark").symlink_to(tree.resolve(), target_is_directory=True)
         path = os.pathsep.join([folder, str(HERE)])

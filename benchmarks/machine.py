@@ -1,4 +1,4 @@
-"""What a table was measured on: processor or card, driver, libraries, commit."""
+"""The machine of a measurement: processor or card, driver, libraries, commit."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LIBRARIES = ("lightning", "transformers", "litgpt", "nano-gpt", "triton", "torch
 
 
 def processor() -> str:
-    """The CPU's name."""
+    """Return the CPU's name."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU has instructions for products of bf16 numbers."""
+    """Say if the CPU has instructions for products of bf16 numbers."""
     file = Path("/proc/cpuinfo")
     return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", file.read_text())) if file.is_file() else False
 
 
 def _said(*command: str) -> str:
-    """First line of what a command prints; empty where there is no such command, or it fails."""
+    """Return the first line of a command's output; "" if there is no such command, or if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -40,7 +40,7 @@ def _said(*command: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the tree, with a ``+`` where files differ from it; ``COMMIT`` says it where git is not."""
+    """Return the commit of the tree, with a ``+`` if files differ from it; without git, ``COMMIT`` names it."""
     known = _said("git", "rev-parse", "--short", "HEAD")
     if not known:
         return os.environ.get("COMMIT", "unknown")
@@ -48,7 +48,7 @@ def commit() -> str:
 
 
 def version(package: str) -> str | None:
-    """Of an installed package."""
+    """Return the version of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -56,12 +56,12 @@ def version(package: str) -> str | None:
 
 
 def device_name(device: torch.device | str) -> str:
-    """Name of the card, or of the CPU."""
+    """Return the name of the card, or of the CPU."""
     return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else processor()
 
 
 def describe(device: torch.device | str) -> dict[str, str]:
-    """Everything that a figure may depend on, and the day."""
+    """Return everything that a figure may depend on, and the date."""
     found = {"device": device_name(device)}
     if torch.device(device).type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -88,7 +88,7 @@ def describe(device: torch.device | str) -> dict[str, str]:
 
 
 def write_page(file: Path, lines: list[str], load: float) -> None:
-    """Write and print lines of Markdown, and below them what this CPU is and how busy it was."""
+    """Write and print lines of Markdown, and below them the name of this CPU and how busy it was."""
     facts = describe("cpu") | {"load before": f"{load:.1f}"}
     text = "\n".join([*lines, "", ", ".join(f"{name}: {value}" for name, value in facts.items())]) + "\n"
     file.write_text(text, encoding="utf-8")
@@ -96,5 +96,5 @@ def write_page(file: Path, lines: list[str], load: float) -> None:
 
 
 def slug(name: str) -> str:
-    """A name as part of a file's name."""
+    """Return a name in the form of a part of a file's name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,4 +1,4 @@
-"""How often the null ``matched`` is wrong about strangers, and what it finds of kin, whatever became of the channels.
+"""Errors of the null ``matched`` about strangers, and its power for kin, after changes of the channels.
 
     python benchmarks/matched_calibration.py births|trained|cost [--change none|…|rotation] [--births 30] …
 
@@ -7,7 +7,7 @@ it is, after a permutation, flips of sign, negation and factors of its channels 
 ``trained``: models of several seeds trained on the same text (bytes of Python's standard library): every pair of them,
 and every birth against what it became, under ``dimensions`` and ``matched``, after each change.
 ``cost``: time and peak memory of one comparison of weights at D 4096.
-Each line replaces the same line of before in ``benchmarks/results/matched_calibration.json``; the tables beside it
+Each line replaces its previous version in ``benchmarks/results/matched_calibration.json``; the tables beside it
 follow from them.
 """
 
@@ -44,7 +44,7 @@ SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 256, "max_seq
 
 TOGETHER = "permutation, signs, negation, scale"
 
-#: Our own architectures: fields of ModelConfig.
+#: Architectures of our own: fields of ModelConfig.
 OURS: dict[str, dict[str, Any]] = {
     "gelu": {"mlp": "gelu"},
     "relu, tied": {"mlp": "relu", "tie_embeddings": True},
@@ -53,7 +53,7 @@ OURS: dict[str, dict[str, Any]] = {
     "swiglu, D 64, one block": {"mlp": "swiglu", "d_model": 64, "n_layers": 1},
     "layernorm, learned positions": {"norm": "layernorm", "mlp": "gelu", "positions": "learned"},
 }
-#: Those of transformers: model type, fields of its config.
+#: Architectures of transformers: model type, fields of its config.
 THEIRS: dict[str, dict[str, Any]] = {
     "mistral": {},
     "gemma": {"head_dim": 16},
@@ -65,7 +65,7 @@ THEIRS: dict[str, dict[str, Any]] = {
 
 
 def theirs(name: str, seed: int) -> ForeignModel:
-    """A model of transformers as it initialises it."""
+    """Build a model of transformers as that library initialises it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -83,7 +83,7 @@ def _mapped(given: StreamWeights, change: Callable[[np.ndarray], np.ndarray]) ->
 
 
 def mappings(width: int, seed: int) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """What the changes of the channels do to any vector of the residual stream."""
+    """Return the effect of each change of the channels on a vector of the residual stream."""
     rng = np.random.default_rng(seed)
     order, signs = rng.permutation(width), rng.choice([-1, 1], width)
     factors, turn = np.exp(rng.standard_normal(width)), np.linalg.qr(rng.standard_normal((width, width)))[0]
@@ -106,7 +106,7 @@ ALL_ORDERS = "channels, hidden units and values"
 
 
 def changed(model: Decoder, change: str, seed: int) -> Decoder:
-    """A copy of the model after a change."""
+    """Return a copy of the model after a change."""
     weights: ModelWeights = weights_of(model)
     for step in CHANGES[change]:
         weights = step(weights, seed)
@@ -114,13 +114,13 @@ def changed(model: Decoder, change: str, seed: int) -> Decoder:
 
 
 def in_all_orders(given: StreamWeights, seed: int) -> StreamWeights:
-    """The units of every block in another order."""
+    """Permute the units of every block."""
     rng = np.random.default_rng(seed)
     return StreamWeights(given.tables, {name: x[rng.permutation(len(x))] for name, x in given.units.items()})
 
 
 def rate(found: Iterable[Fingerprint]) -> dict[str, Any]:
-    """How many are called kin, with the 95 % interval, in per cent."""
+    """Count those called kin, with the 95 % interval, in per cent."""
     tests = list(found)
     n_kin = sum(test.verdict == "kin" for test in tests)
     low, high = share_interval(n_kin, len(tests))
@@ -132,7 +132,7 @@ def rate(found: Iterable[Fingerprint]) -> dict[str, Any]:
 
 
 def births(n: int, change: str) -> Iterator[dict[str, Any]]:
-    """All pairs of n newborn strangers of each architecture, one of each pair changed."""
+    """Test all pairs of n newborn strangers of each architecture, with one of each pair changed."""
     for place, name in enumerate([*OURS, *THEIRS]):
         kept: list[tuple[StreamWeights, StreamWeights]] = []
         # Births of one seed have weights in common, whatever their architecture.
@@ -145,13 +145,13 @@ def births(n: int, change: str) -> Iterator[dict[str, Any]]:
 
 
 def text() -> np.ndarray:
-    """Bytes of Python's standard library."""
+    """Return the bytes of Python's standard library."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return np.frombuffer(b"".join(file.read_bytes() for file in files)[: 4 << 20], dtype=np.uint8).astype(np.int64)
 
 
 def train(model: Decoder, data: np.ndarray, steps: int) -> Decoder:
-    """The same batches for every model: AdamW, lr 3e-3 falling to 0, weight decay .1."""
+    """Train on the same batches as every other model: AdamW, lr 3e-3 falling to 0, weight decay .1."""
     rng, length = np.random.default_rng(0), model.config.max_seq_len
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
     for step in range(steps):
@@ -168,7 +168,7 @@ def train(model: Decoder, data: np.ndarray, steps: int) -> Decoder:
 
 
 def trained(n: int, steps: int) -> Iterator[dict[str, Any]]:
-    """Strangers that learnt from the same text, and births against what they became."""
+    """Test strangers that learnt from the same text, and births against their trained models."""
     data, probe = text(), FingerprintProbe(n_inputs=500, seq_len=16)
     fields: dict[str, Any] = SMALL | {"mlp": "swiglu", "max_seq_len": 16}
     newborn = [born(ModelConfig(**fields), seed, "cpu") for seed in range(n)]
@@ -198,7 +198,7 @@ def trained(n: int, steps: int) -> Iterator[dict[str, Any]]:
 
 
 def cost(width: int = 4096, blocks: int = 32) -> Iterator[dict[str, Any]]:
-    """Two strangers with as much as is read of models of a 7B model's shape."""
+    """Time a comparison of two strangers with the weights that are read of a 7B model."""
     rng = np.random.default_rng(0)
 
     def draw(*shape: int) -> np.ndarray:
@@ -224,7 +224,7 @@ def cost(width: int = 4096, blocks: int = 32) -> Iterator[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """All parts as Markdown."""
+    """Format all parts as Markdown."""
     parts: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         parts.setdefault(row["part"], []).append(row)

@@ -1,9 +1,9 @@
-"""Everything that a GPU must answer, in parts of at most nine minutes, on a machine without a network.
+"""All measurements on a GPU, in parts of at most nine minutes, on a machine without a network.
 
     make gpu [PART=profile|tests|arms|train|snapshots|big|study] [PYTHON=python3]
     make gpu DEVICE=cpu SCALE=tiny                   # a rehearsal, a minute or two
 
-Results go to ``benchmarks/results/gpu-CARD.md`` and ``.json``, row by row: a part that is killed leaves what it had
+Results go to ``benchmarks/results/gpu-CARD.md`` and ``.json``, row by row: a part that is killed leaves the rows it had
 measured, and a part that runs again replaces its rows alone. Each part runs in a process of its own. An error of a
 case is a row; where it leaves the device unusable, another process goes on with the cases that are left. The exit
 status is 1 if anything failed. A limit that is missed is told in the table, and is no failure.
@@ -28,7 +28,7 @@ def say(text: str) -> None:
 
 
 def in_this_process(args: argparse.Namespace) -> int:
-    """The one part that was asked for."""
+    """Run the one part that was asked for."""
     import torch
     from gpu_run.case import Setting
     from gpu_run.part_run import record_of, run_part

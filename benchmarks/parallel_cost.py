@@ -1,4 +1,4 @@
-"""What training through this project costs against a bare PyTorch loop with the same parallelism.
+"""Cost of training through this project against a bare PyTorch loop with the same parallelism.
 
     python benchmarks/parallel_cost.py [--rounds 3] [--steps 30] [--strategies single ddp fsdp2]
 
@@ -119,7 +119,7 @@ def worker(kind: str, strategy: str, steps: int, out: Path) -> None:
 
 
 def launch(kind: str, strategy: str, steps: int) -> float:
-    """Tokens/s of one launch."""
+    """Measure the tokens/s of one launch."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rate.json"
         command = [__file__, "--worker", kind, strategy, str(steps), str(out)]

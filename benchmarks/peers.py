@@ -1,4 +1,4 @@
-"""One training step of one shape in several libraries (``libraries.py``), each in a process of its own on the CPU.
+"""Training steps of one shape in several libraries (``libraries.py``), each in a process of its own on the CPU.
 
 A worker builds its model, says what it built, then answers each line it reads with the seconds of one step: rounds over
 several workers interleave, and only one of them computes at a time. Every library gets the same batch, float32 weights
@@ -29,7 +29,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
 def timed_step(model: nn.Module, loss: Loss, batch: Tensor, bf16: bool) -> float:
-    """Seconds of forward, loss, backward, and dropping the gradients."""
+    """Time forward, loss, backward, and dropping the gradients, in seconds."""
 
     def step() -> None:
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=bf16):
@@ -64,11 +64,12 @@ class Worker:
             env={**os.environ, **KEEP_MEMORY, **({"PYTHONPATH": path} if path else {})},
         )
         spec = {"library": library, "shape": asdict(shape), "bf16": bf16, "compiled": compiled, "threads": threads}
-        #: What the worker built: parameters, versions, the loss that it is fastest with; or why there is nothing.
+        #: The worker's description of what it built: parameters, versions, its fastest loss; or the reason why there is
+        #: nothing.
         self.built: dict[str, Any] = self._ask(json.dumps(spec))
 
     def step(self) -> float:
-        """Seconds of one step."""
+        """Take one step, and return its seconds."""
         return self._ask("step")
 
     def close(self) -> None:
@@ -87,7 +88,7 @@ class Worker:
 
 
 def serve() -> None:
-    """Answer a :class:`Worker`."""
+    """Answer the requests of a :class:`Worker`."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
     spec = json.loads(sys.stdin.readline())

@@ -3,7 +3,7 @@
     python -m pip install --no-deps --target benchmarks/.peers litgpt==0.5.13 nano-gpt==0.1.0 tiktoken==0.14.0
     python benchmarks/peers_cpu.py [--models llama-134m gpt2-124m] [--modes eager compiled] [--rounds 7]
 
-A step is forward, loss, backward and dropping the gradients: of 134M parameters (LLaMA-like, V 32000), and of GPT-2's
+A step is forward, loss, backward and dropping the gradients, for 134M parameters (LLaMA-like, V 32000) and for GPT-2's
 124M, which nanoGPT has; two sequences of 512 tokens, or one of 2,048 (134M) or 1,024 (GPT-2's own length), bf16
 autocast where the CPU has instructions for it and float32 where it has not. Every library lives in a process of its own
 with the same allocator setting, and takes its turn in every round: the median of the rounds' ratios counts. Ours should
@@ -33,7 +33,7 @@ from peers import Worker
 from record import NOT_INSTALLED, SKIPPED, Record, limit
 
 HERE = Path(__file__).parent
-#: Our tokens per second over those of the best other library.
+#: Wanted tokens per second of ours over those of the best other library.
 FASTER = 1.15
 #: The row of what no library can save.
 PRODUCTS = "matrix products alone"
@@ -48,7 +48,7 @@ TINY = {"d_model": 64, "n_layers": 1, "n_heads": 2, "d_ff": 256, "vocab_size": 2
 
 
 def compare(record: Record, part: str, shape: Shape, args: argparse.Namespace, bf16: bool, compiled: bool) -> None:
-    """One model in one mode: a row for each library, ours first, with our speed over its."""
+    """Compare the libraries on one model in one mode: a row for each library, ours first, with our speed over its."""
     workers: dict[str, Worker] = {}
     try:
         for name in args.libraries:

@@ -1,4 +1,4 @@
-"""Which measurement predicts what 4-bit arithmetic costs: every arm of the sinks study, on the backcopy task.
+"""Measurements that predict the cost of 4-bit arithmetic: every arm of the sinks study, on the backcopy task.
 
     python benchmarks/quantised_arms.py --out quantised-arms [--steps 300] [--batch 16] [--seeds 0,1,2]
 
@@ -35,7 +35,7 @@ from birthmark.trainer.config import RunConfig
 
 STUDY = Path(__file__).resolve().parents[1] / "configs" / "studies" / "sinks.yaml"
 BITS = read_bits("w8a8,w4a16,w4a8,w4a4")
-#: What is ranked: chosen before any of it was seen.
+#: Measurements to rank, chosen before any result was seen.
 PREDICTORS = (
     "loss", "sink_mass", "sink_rate", "secondary_sinks", "attention_entropy", "largest_logit", "key_norm_sink",
     "value_norm_sink", "key_norm_first", "value_norm_first", "residual_kurtosis", "attention_kurtosis", "mlp_kurtosis",
@@ -46,7 +46,7 @@ PREDICTORS = (
 
 
 def trained(config: RunConfig, steps: int, batch: int) -> Decoder:
-    """A run's model after so many steps of AdamW at its rate, warmed up as it says and then constant."""
+    """Train a run's model for so many steps of AdamW at its rate, with its warm-up and constant after it."""
     model = born(config.model, config.init_seed)
     task = BackCopy(config.model.vocab_size, config.model.max_seq_len, config.data.data_seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.optim.lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -63,7 +63,7 @@ def trained(config: RunConfig, steps: int, batch: int) -> Decoder:
 
 
 def one_run(config: RunConfig, steps: int, batch: int) -> dict[str, Any]:
-    """Train, measure, quantise."""
+    """Train, measure and quantise one model."""
     model, shape = trained(config, steps, batch), config.model
     held_out = BackCopy(shape.vocab_size, shape.max_seq_len, config.data.data_seed, "val").batch(0, 128)
     costs = quantisation_costs(model, BITS, held_out[:, :-1], random_probe(shape.vocab_size, 128, shape.max_seq_len, 0))
@@ -74,13 +74,13 @@ def one_run(config: RunConfig, steps: int, batch: int) -> dict[str, Any]:
 
 
 def ranked(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's ρ; NaN where one of them does not vary."""
+    """Compute Spearman's ρ; NaN if one of them is constant."""
     a, b = rankdata(x), rankdata(y)
     return float(np.corrcoef(a, b)[0, 1]) if np.ptp(a) and np.ptp(b) else float("nan")
 
 
 def correlation(rows: list[dict[str, Any]], name: str, bits: str) -> tuple[float, float, float, int]:
-    """ρ of a measurement with the rise of the loss, its 95 % interval, and of how many runs."""
+    """Return ρ of a measurement with the rise of the loss, the ends of its 95 % interval, and the number of runs."""
     pairs = [
         (row["arm"], row["measured"][name], next(c["increase"] for c in row["costs"] if c["bits"] == bits))
         for row in rows
@@ -99,7 +99,7 @@ def correlation(rows: list[dict[str, Any]], name: str, bits: str) -> tuple[float
 
 
 def table(rows: list[dict[str, Any]], bits: str) -> str:
-    """The measurements by the size of their ρ, in Markdown."""
+    """Format the measurements by the size of their ρ, in Markdown."""
     found = {name: correlation(rows, name, bits) for name in PREDICTORS}
     order = sorted(found, key=lambda name: -np.nan_to_num(abs(found[name][0]), nan=-1.0))
     lines = [f"| measurement | ρ with the cost of {bits} | 95 % | runs |", "|---|---|---|---|"]
@@ -110,7 +110,7 @@ def table(rows: list[dict[str, Any]], bits: str) -> str:
 
 
 def arms_table(rows: list[dict[str, Any]]) -> str:
-    """Every arm's loss, sink mass, kurtosis and costs, means over its seeds."""
+    """Format every arm's loss, sink mass, kurtosis and costs, as means over its seeds."""
     names = ("loss", "sink_mass", "residual_kurtosis")
     headings = ["arm", *names, *map(str, BITS)]
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]

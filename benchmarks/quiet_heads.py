@@ -38,7 +38,7 @@ Idle = Literal["as trained", "silent", "even"]
 
 
 class Row(NamedTuple):
-    """One block of one run."""
+    """Row of one block of one run."""
 
     mass: float
     size: float
@@ -57,7 +57,7 @@ HEADINGS = (
 
 @dataclass
 class Seen:
-    """What a block did in one pass."""
+    """Observations of a block in one pass."""
 
     mass: float = 0.0
     idle_size: float = 0.0
@@ -65,7 +65,9 @@ class Seen:
 
 
 def even_outputs(aggregate: nn.Module, v_BGSK: Tensor, n_heads: int) -> Tensor:
-    """Head outputs ``[B, H, T, K]`` of attention that is even over the keys in sight, calibrated as the block is."""
+    """Compute head outputs ``[B, H, T, K]`` of attention that is even over the visible keys, calibrated as the block
+    is.
+    """
     v_BHSK = over_heads(v_BGSK, n_heads)
     n_T1 = torch.arange(1, v_BHSK.shape[2] + 1, dtype=v_BHSK.dtype)[:, None]
     o_BHTK = v_BHSK.cumsum(2) / n_T1
@@ -75,7 +77,7 @@ def even_outputs(aggregate: nn.Module, v_BGSK: Tensor, n_heads: int) -> Tensor:
 
 @contextmanager
 def replaced(block: Block, idle: Idle, idle_BT: Tensor) -> Iterator[Seen]:
-    """What the heads of a block give at idle queries, before a gate."""
+    """Replace the outputs of a block's heads at idle queries, before a gate."""
     seen = Seen()
 
     def change(aggregate: nn.Module, args: tuple[Any, ...], o_BHTK: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ def replaced(block: Block, idle: Idle, idle_BT: Tensor) -> Iterator[Seen]:
 
 @torch.no_grad()
 def rows_of(model: Decoder, samples: Tensor) -> list[Row]:
-    """A row for each block, given samples of the task ``[B, T + 1]``."""
+    """Return a row for each block, given samples of the task ``[B, T + 1]``."""
     idle_BT = ~trigger_mask(samples[:, :-1])
 
     def losses(block: Block, idle: Idle) -> tuple[Seen, float, float]:
@@ -132,7 +134,7 @@ def rows_of(model: Decoder, samples: Tensor) -> list[Row]:
 
 
 def rows_of_run(run: Path) -> list[Row]:
-    """Those of a run's last checkpoint."""
+    """Return the rows of a run's last checkpoint."""
     model = bm.load(run, on="cpu").module
     assert isinstance(model, Decoder)
     task = BackCopy(model.config.vocab_size, model.config.max_seq_len, bm.Run(run).config.data.data_seed, "val")
@@ -140,7 +142,7 @@ def rows_of_run(run: Path) -> list[Row]:
 
 
 def cell(values: np.ndarray) -> str:
-    """Mean and range."""
+    """Format mean and range."""
     return f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: What became of a row; all but ``ok`` and ``failed`` are no error.
+#: Statuses of a row; all but ``ok`` and ``failed`` are no error.
 OK, FAILED, SKIPPED, NOT_REACHED, NOT_INSTALLED = "ok", "failed", "skipped", "not reached", "not installed"
 #: Columns of a table that come last, in this order.
 _LAST = ("limit", "verdict", "status", "note")
@@ -23,7 +23,7 @@ class Record:
     """The files ``PATH.json`` and ``PATH.md``.
 
     Args:
-        path: of both files, without a suffix.
+        path: path of both files, without a suffix.
         title: the page's heading.
     """
 
@@ -36,31 +36,31 @@ class Record:
 
     @property
     def parts(self) -> dict[str, dict[str, Any]]:
-        """What is known of each part."""
+        """Content by part."""
         return self.content["parts"]
 
     def begin(self, part: str, command: str, machine: Mapping[str, str], cases: list[str]) -> None:
-        """A part starts from nothing."""
+        """Start a part from nothing."""
         self.parts[part] = {"command": command, "machine": dict(machine), "cases": cases, "done": [], "rows": []}
         self.write()
 
     def add(self, part: str, row: Mapping[str, Any]) -> None:
-        """One more row: its ``table`` and ``case``, then its columns."""
+        """Add one row: its ``table`` and ``case``, then its columns."""
         self.parts[part]["rows"].append({"status": OK, **row})
         self.write()
 
     def done(self, part: str, case: str) -> None:
-        """A case is over, whatever became of it."""
+        """Mark a case as done, whatever its result."""
         self.parts[part]["done"].append(case)
         self.write()
 
     def left(self, part: str) -> list[str]:
-        """Cases of a part that are not done."""
+        """Return the cases of a part that are not done."""
         known = self.parts.get(part, {"cases": [], "done": []})
         return [case for case in known["cases"] if case not in known["done"]]
 
     def failures(self, part: str) -> list[dict[str, Any]]:
-        """Rows of a part that failed."""
+        """Return the rows of a part that failed."""
         return [row for row in self.parts.get(part, {"rows": []})["rows"] if row["status"] == FAILED]
 
     def write(self) -> None:
@@ -76,7 +76,7 @@ class Record:
             new.replace(file)
 
     def markdown(self) -> str:
-        """The page."""
+        """Return the page as Markdown."""
         lines = [f"# {self.content['title']}"]
         for name, part in self.parts.items():
             machine = "; ".join(f"{key} {value}" for key, value in part["machine"].items())
@@ -111,7 +111,7 @@ def _shown(value: Any) -> str:
 
 
 def limit(value: float | None, bound: float, *, at_most: bool) -> dict[str, str]:
-    """The columns ``limit`` and ``verdict`` of a row; without a value the limit stays open."""
+    """Return the columns ``limit`` and ``verdict`` of a row; without a value the limit stays open."""
     wanted = f"{'≤' if at_most else '≥'} {bound:g}"
     if value is None:
         return {"limit": wanted, "verdict": "open"}

@@ -1,4 +1,4 @@
-"""What a bias snapshot costs, in time and in memory, against the plain forward pass over the same probe.
+"""Cost of a bias snapshot, in time and in memory, against the plain forward pass over the same probe.
 
     python benchmarks/snapshot_cost.py [--repeats 15] [--shapes demo,134M] [--parts]
 
@@ -48,7 +48,7 @@ _134M = ModelConfig(d_model=768, n_layers=12, n_heads=12, vocab_size=32000, max_
 
 
 class Shape(NamedTuple):
-    """A model, and the probe that it is measured on."""
+    """A model with the probe that it is measured on."""
 
     config: ModelConfig
     n_sequences: int
@@ -68,7 +68,7 @@ PASSES = ("forward", "snapshot")
 
 
 def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[], object]]:
-    """The plain pass and the snapshot over a probe of ``times`` as many sequences."""
+    """Return the plain pass and the snapshot over a probe of ``times`` as many sequences."""
     probe = random_probe(shape.config.vocab_size, times * shape.n_sequences, shape.seq_len, 0)
     # The cost of a comparison with births does not depend on their values.
     n_places, width = shape.config.n_layers + 1, shape.config.d_model
@@ -88,12 +88,12 @@ def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[
     return dict(zip(PASSES, (forward, snapshot), strict=True))
 
 
-#: Who does a part's work beside the metrics of its folder, and in which methods.
+#: Classes outside a part's folder that do its work, with the methods.
 ELSEWHERE = {"anatomy": [(KeySummer, "read_scores"), (KeySummer, "_add_entropy")], "outliers": []}
 
 
 def methods_of(part: str) -> list[tuple[type, str]]:
-    """Classes and methods that do a part's work and none of another's."""
+    """List the classes and methods that do the work of one part only."""
     found = list(ELSEWHERE[part])
     for key in METRICS:
         module, _, name = key.partition(":")
@@ -125,7 +125,7 @@ def _timing(method: Callable[..., object], part: str, spent: dict[str, float]) -
 
 
 def parts_row(shape: Shape, repeats: int) -> list[str]:
-    """What each part makes a snapshot dearer by, and the whole over the forward pass."""
+    """Measure how much each part adds to a snapshot, and the whole over the forward pass."""
     forward, snapshot = passes(shape, born(shape.config, 0)).values()
     forward()
     snapshot()
@@ -148,7 +148,7 @@ def quartiles(values: np.ndarray) -> tuple[str, str]:
 
 
 def time_row(shape: Shape, repeats: int) -> list[str]:
-    """Medians of one shape, in milliseconds, and ratios."""
+    """Return the medians of one shape, in milliseconds, and ratios."""
     model = born(shape.config, 0)
     functions = [function for times in (1, 2) for function in passes(shape, model, times).values()]
     for function in functions:
@@ -168,13 +168,13 @@ def time_row(shape: Shape, repeats: int) -> list[str]:
 
 
 def _resident(field: str) -> float:
-    """VmRSS or VmHWM of this process, MiB."""
+    """Read VmRSS or VmHWM of this process, in MiB."""
     status = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in status if line.startswith(field)).split()[1]) / 1024
 
 
 def measure_peak(shape: Shape, kind: str) -> dict[str, float]:
-    """Resident size before a pass and at most while it runs, MiB."""
+    """Measure the resident size before a pass and its peak during it, in MiB."""
     function = passes(shape, born(shape.config, 0))[kind]
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far, of making the model, is forgotten
     before = _resident("VmRSS")
@@ -183,8 +183,9 @@ def measure_peak(shape: Shape, kind: str) -> dict[str, float]:
 
 
 def memory_row(name: str) -> list[str]:
-    """Peaks of one shape in MiB, medians of some processes each; their ratio with the smallest and largest; and what
-    they are above the model at rest."""
+    """Return the peaks of one shape in MiB, medians over several processes each; their ratio with the smallest and
+    largest; and their height above the model at rest.
+    """
     found = []
     for _ in range(5):
         # Freed memory is fragmented differently each time: peaks of one pass differ by some per cent.

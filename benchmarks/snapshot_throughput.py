@@ -1,4 +1,4 @@
-"""What snapshots leave of a training's throughput: a LLaMA of the 160M shape, a snapshot of 256 × 512 every 500 steps.
+"""Throughput of a training with snapshots: a LLaMA of the 160M shape, a snapshot of 256 × 512 every 500 steps.
 
     python benchmarks/snapshot_throughput.py [--seq-len 512] [--micro-batch 2] [--json]
 
@@ -47,7 +47,7 @@ GLOBAL_BATCHES = [2**15, 2**17, 2**19, 2**20]
 
 
 class Clock(L.Callback):
-    """Times every micro-batch, and the one snapshot that it takes between two optimizer steps."""
+    """Clock of every micro-batch, and of the one snapshot between two optimizer steps."""
 
     def __init__(self, recorder: SnapshotRecorder, at: int) -> None:
         self.recorder, self.at = recorder, at
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         enable_model_summary=False,
     )
     trainer.fit(PretrainModule(model, OptimConfig(), settings), DataLoader(tokens, batch_size=None))
-    # Of each step the last micro-batch has the optimizer's update in it.
+    # The last micro-batch of each step includes the optimizer's update.
     plain = [(i, s) for i, s in enumerate(clock.seconds) if (i + 1) % args.accumulate and i >= args.accumulate]
     last = [s for i, s in enumerate(clock.seconds) if not (i + 1) % args.accumulate and i >= args.accumulate]
     before = [s for i, s in plain if i < clock.taken_after]
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def shares(found: dict[str, Any]) -> list[dict[str, float]]:
-    """What is left of the throughput, by global batch."""
+    """Return the remaining share of the throughput, by global batch."""
     rows = []
     for tokens in GLOBAL_BATCHES:
         step = tokens / found["micro_batch_tokens"] * found["micro_batch_s"] + found["update_s"]

@@ -1,4 +1,4 @@
-"""What a pass by block costs beside the plain one: a birth drawn and measured either way, in turn in one process.
+"""Cost of a pass by block beside the plain one: a birth drawn and measured either way, in turn in one process.
 
     python benchmarks/stream_cost.py [--shape llama-160m] [--repeats 5] [--n_sequences 8] [--seq_len 128]
 
@@ -25,7 +25,7 @@ from birthmark.trainer.config_file import read_config
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of processor time, and what it returns."""
+    """Return the seconds of processor time, and the result."""
     start = time.process_time()
     found = function()
     return time.process_time() - start, found

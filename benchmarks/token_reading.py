@@ -1,4 +1,4 @@
-"""How fast token files become batches, and how long a run on 100 GB of them waits for its first.
+"""Speed from token files to batches, and the wait for the first batch of a run on 100 GB of them.
 
     python benchmarks/token_reading.py [--rounds 7] [--gigabytes 100]
 
@@ -50,7 +50,7 @@ print(time.perf_counter() - start, data.train.n_tokens)
 
 
 def megatron_index(path: Path, n_tokens: int, n_documents: int) -> None:
-    """Documents of one length, of uint16."""
+    """Write an index of documents of one length, of uint16."""
     lengths = np.full(n_documents, n_tokens // n_documents, dtype="<i4")
     lengths[-1] += n_tokens - int(lengths.sum(dtype=np.int64))
     starts = 2 * (np.cumsum(lengths, dtype="<i8") - lengths)
@@ -61,7 +61,7 @@ def megatron_index(path: Path, n_tokens: int, n_documents: int) -> None:
 
 
 def windows(folder: Path) -> dict[str, Callable[[int], np.ndarray]]:
-    """A function per way: number of a batch → int64 ``[BATCH, SEQ_LEN + 1]``."""
+    """Return a function for each way: number of a batch → int64 ``[BATCH, SEQ_LEN + 1]``."""
     path = folder / "a.bin"
     whole = np.random.default_rng(0).integers(0, VOCAB, TOKENS, dtype=np.uint16)
     whole.tofile(path)
@@ -142,7 +142,7 @@ def first_batches(gigabytes: float) -> list[str]:
 
 
 def shards(folder: Path, n_tokens: int) -> Path:
-    """Sparse shards of the usual size, with their meta.json; their hashes, which are not looked at, are none."""
+    """Write sparse shards of the usual size, with their meta.json; their hashes, which nobody reads, are empty."""
     import json
 
     from birthmark.data.cache import fingerprint

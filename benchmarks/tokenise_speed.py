@@ -1,4 +1,4 @@
-"""How fast text becomes token shards: the survey of rows, and tokenising against the tokenizers library itself.
+"""Speed from text to token shards: the survey of rows, and tokenising against the tokenizers library itself.
 
     python benchmarks/tokenise_speed.py [--rounds 5] [--workers 2] [--megabytes 24]
 
@@ -40,7 +40,7 @@ ROW_BYTES = (40, 400, 4000)
 
 
 class Times(NamedTuple):
-    """Seconds."""
+    """Seconds of one way."""
 
     wall: float
     processor: float
@@ -65,7 +65,7 @@ def ratio(pairs: list[tuple[Times, Times]], of: str) -> float:
 
 
 def one_by_one(table: object) -> tuple[np.ndarray, np.ndarray, str]:
-    """The survey as it was."""
+    """Survey a table as before, row by row."""
     total, hashes, sizes = hashlib.sha256(), [], []
     for batch in table.with_format("arrow").iter(batch_size=256):
         for text in batch["text"].to_pylist():
@@ -106,7 +106,7 @@ def survey(rounds: int) -> list[str]:
 
 
 def text_of(n_bytes: int) -> list[str]:
-    """Documents of about ``n_bytes`` in all: the source text of the standard library."""
+    """Read documents of about ``n_bytes`` in all: the source text of the standard library."""
     found: list[str] = []
     for document in open_corpus(DataConfig(path="stdlib")).documents():
         found.append(document.text)

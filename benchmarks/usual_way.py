@@ -1,4 +1,4 @@
-"""Measuring a model as it is done today, against one pass of ours: the same model, the same probe, the same numbers.
+"""The usual measurement of a model against one pass of ours: the same model, the same probe, the same numbers.
 
     python benchmarks/usual_way.py [--lengths 512 1024 2048] [--rounds 5] [--json]
 
@@ -47,7 +47,7 @@ N_SEQUENCES, WARM_UP = 2, 16
 
 
 def build(attention: str) -> Any:
-    """The model, in evaluation mode; the same weights in every process."""
+    """Build the model, in evaluation mode; the same weights in every process."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -69,19 +69,19 @@ def build(attention: str) -> Any:
 
 
 def peak_bytes() -> int:
-    """The most resident memory that this process has had."""
+    """Return the largest resident memory that this process has had."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def resident_bytes() -> int:
-    """What it has now, without what is free."""
+    """Return the present resident memory, after giving free memory back."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def serve(way: str, length: int, pipe: Connection) -> None:
-    """One side: loads the model, then measures as often as it is asked to and says how long it took."""
+    """Serve one side: load the model, then measure on every request and answer with the time it took."""
     import torch
 
     from birthmark.trainer.allocator import keep_freed_memory
@@ -109,12 +109,12 @@ def serve(way: str, length: int, pipe: Connection) -> None:
 
 
 def differences(usual: Numbers, found: Numbers) -> dict[str, dict[str, float]]:
-    """Of every quantity that both have: the largest difference, and that over the largest value."""
+    """Return the differences of every quantity that both have: the largest one, and the same over the largest value."""
     shared = {}
     for name, theirs in usual.items():
         ours = np.asarray(found[name], dtype=np.float64)
         if name in ("massive_position", "massive_channel"):
-            # Places in a list by size: of values that are the same up to rounding, either may come first.
+            # Positions in a list by size: values that are equal up to rounding may come in either order.
             value_SK = usual["massive_value"]
             apart = np.abs(np.diff(value_SK, axis=-1)) > ROUNDING * value_SK[:, 1:]
             edge = np.ones((len(value_SK), 1), dtype=bool)
@@ -127,7 +127,7 @@ def differences(usual: Numbers, found: Numbers) -> dict[str, dict[str, float]]:
 
 
 def compare(length: int, rounds: int) -> dict[str, Any]:
-    """Both ways at one length."""
+    """Compare the ways at one length."""
     context, pipes, processes, built = get_context("spawn"), {}, [], {}
     for way in WAYS:
         pipes[way], theirs = context.Pipe()

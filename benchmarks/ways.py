@@ -1,4 +1,4 @@
-"""Three ways to every quantity of a snapshot, of the same model and probe: what ``usual_way.py`` compares.
+"""Three ways to compute every quantity of a snapshot, on the same model and probe: ``usual_way.py`` compares them.
 
 *As published* (:func:`as_published`): eager attention with ``output_attentions=True, output_hidden_states=True``, one
 sequence after another, the attentions of all layers and sequences put together, and the formulas on what this gives, as
@@ -8,7 +8,7 @@ importance; singular values by ``svdvals``), float32, under ``torch.no_grad``.
 *At its best* (:func:`at_its_best`) is the same way with everything spared that can be: all sequences in one batch, no
 copy of the attentions, logits of the last position only, singular values from the second moment, Σ a² without squares.
 
-What kept tensors do not have comes from hooks in both, as people do it: the residual stream after attention and before
+Hooks give what the kept tensors lack in both, as is usual: the residual stream after attention and before
 the last norm, the heads' outputs before the output projection, and of the MLP's hidden units only the two means that
 are wanted. Mean cosines are from sums of unit vectors in both.
 
@@ -40,7 +40,7 @@ Numbers = dict[str, np.ndarray]
 
 
 class Kept(NamedTuple):
-    """What hooks keep of a pass, layer by layer."""
+    """Tensors of one pass that hooks keep, by layer."""
 
     after_attention: list[Tensor]
     heads: list[Tensor]
@@ -50,7 +50,7 @@ class Kept(NamedTuple):
 
 @contextmanager
 def hooked(model: Any) -> Iterator[Kept]:
-    """Keep what the library does not give."""
+    """Keep by hooks the tensors that the library does not return."""
     kept = Kept([], [], [], [])
 
     def keep_units(module: Any, args: tuple[Tensor]) -> None:
@@ -74,7 +74,7 @@ def hooked(model: Any) -> Iterator[Kept]:
 
 
 def at_its_best(model: Any, tokens_BT: Tensor) -> Numbers:
-    """Every quantity of docs/definitions.md §3–7 that kept attentions, hidden states and simple hooks give."""
+    """Compute every quantity of docs/definitions.md §3–7 that kept attentions, hidden states and simple hooks give."""
     import torch
 
     with hooked(model) as kept, torch.no_grad():
@@ -91,7 +91,7 @@ def at_its_best(model: Any, tokens_BT: Tensor) -> Numbers:
 
 
 def as_published(model: Any, tokens_BT: Tensor) -> Numbers:
-    """The same quantities from the same tensors, kept and computed as the released scripts do it."""
+    """Compute the same quantities from the same tensors, kept and evaluated as the released scripts do."""
     import torch
 
     attentions, logits, passes = [], [], []
@@ -106,7 +106,7 @@ def as_published(model: Any, tokens_BT: Tensor) -> Numbers:
         del attentions, output
 
         def joined(name: str) -> list[Tensor]:
-            """A kind of states, of all sequences, layer by layer."""
+            """Join one kind of states over all sequences, layer by layer."""
             return [torch.cat(of_layer) for of_layer in zip(*(getattr(one, name) for one in passes), strict=True)]
 
         after_mlp = joined("before_norm")
@@ -143,7 +143,7 @@ def _preference(logits_BV: Tensor) -> Numbers:
 
 
 def _mean_cosine(u_XND: Tensor) -> float:
-    """Over pairs of different unit vectors, averaged over the groups."""
+    """Average the cosine over pairs of different unit vectors, and over the groups."""
     n = u_XND.shape[1]
     return float(((u_XND.sum(1).square().sum(-1) - n) / (n * (n - 1))).mean())
 
@@ -260,7 +260,7 @@ def _states(after_mlp: list[Tensor], singular_values: Callable[[Tensor], Tensor]
 
 
 def ours(model: Any, tokens_BT: Tensor) -> Numbers:
-    """The same and more, from one pass."""
+    """Compute the same quantities and more, in one pass."""
     from birthmark.measure.measurement import measure
 
     found = measure(_wrapped(model), tokens_BT.numpy())

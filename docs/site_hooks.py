@@ -1,4 +1,6 @@
-"""What `mkdocs` needs to build a site of files that are also read in the repository: pages and links outside docs/."""
+"""Hooks for `mkdocs`, to build a site from files that are also read in the repository: pages and links outside
+docs/.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Studies of real, trained models by the project itself, and what they gave; not in the wheel."""
+"""Studies of real, trained models by the project itself, with their results; not in the wheel."""

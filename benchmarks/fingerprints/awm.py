@@ -18,7 +18,9 @@ from .method import Finding, Method
 
 
 def aligned(wide_VD: np.ndarray, narrow_VD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each column of the narrower table the column of the wider that is it up to a sign, and that sign."""
+    """For each column of the narrower table, find the wider table's column that equals it up to a sign, and
+    that sign.
+    """
     wide, narrow = (x / np.linalg.norm(x, axis=0) for x in (wide_VD.astype(float), narrow_VD.astype(float)))
     cosines = wide.T @ narrow
     rows, columns = linear_sum_assignment(np.abs(cosines), maximize=True)
@@ -27,7 +29,7 @@ def aligned(wide_VD: np.ndarray, narrow_VD: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def unbiased_cka(a_DX: np.ndarray, b_DX: np.ndarray) -> float:
-    """Unbiased linear CKA (Song et al. 2012) of two sets of features of the same D examples."""
+    """Compute the unbiased linear CKA (Song et al. 2012) of two sets of features of the same D examples."""
     a, b = (gram_vector(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))) for x in (a_DX, b_DX))
     return float(a @ b / (a.norm() * b.norm()))
 
@@ -38,7 +40,9 @@ def _of_blocks(base: Block, target: Block, chosen_D: np.ndarray, signs_D: np.nda
 
 
 def awm(a: Evidence, b: Evidence) -> Finding:
-    """Mean similarity of blocks; where the depths differ, of blocks matched so that the sum of it is largest."""
+    """Compute the mean similarity of blocks; blocks of models of different depth are matched so that the sum of
+    similarities is largest.
+    """
     base, target = (a, b) if a.embed_VD.shape[1] >= b.embed_VD.shape[1] else (b, a)
     chosen_D, signs_D = aligned(base.embed_VD, target.embed_VD)
     if len(a.blocks) == len(b.blocks):

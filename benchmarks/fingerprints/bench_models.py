@@ -76,12 +76,12 @@ FAMILIES: Mapping[str, Callable[[int], Model]] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the bench is."""
+    """Size of the bench."""
 
     steps: int
-    """Of the first training."""
+    """Steps of the first training."""
     more_steps: int
-    """Of the second, on the other language."""
+    """Steps of the second training, on the other language."""
     n_trained: int
     """Seeds of a family that are trained."""
     n_births: int
@@ -95,12 +95,16 @@ TINY = Scale(steps=2, more_steps=1, n_trained=2, n_births=2, n_inputs=40)
 
 
 def seed_of(family: str, i: int) -> int:
-    """The ``i``-th seed of a family: no two share one, for births of one seed share what they have in common."""
+    """Return the ``i``-th seed of a family: no two families share a seed, since births of one seed are alike in
+    part.
+    """
     return 10_000 * list(FAMILIES).index(family) + i
 
 
 def train(model: Model, language: int, first_step: int, steps: int) -> float:
-    """Train in place: AdamW, constant rate, gradients clipped at 1; the mean loss of the last tenth, in nats."""
+    """Train in place: AdamW, constant rate, gradients clipped at 1; return the mean loss of the last tenth of the
+    steps, in nats.
+    """
     text = BackCopy(VOCAB_SIZE, SEQ_LEN - 1, language)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1)
     losses = []

@@ -24,13 +24,13 @@ N_INPUTS = 300
 
 
 class Cost(NamedTuple):
-    """Of one test."""
+    """Cost of one test."""
 
     method: str
     seconds: float
     """Processor time, without the pass."""
     mib: float | None
-    """What the process' memory peaked at above where it stood; None where the system does not say."""
+    """Peak of the process' memory above the level before the test; None where the system does not say."""
 
 
 def _memory(field: str) -> float | None:
@@ -40,7 +40,9 @@ def _memory(field: str) -> float | None:
 
 
 def _forget_peak() -> None:
-    """The peak from now on; what is free but still held would hide it, and goes back to the system first."""
+    """Start measuring the memory peak from now on; free memory that is still held would hide it, so it first goes back
+    to the system.
+    """
     file = Path("/proc/self/clear_refs")
     if file.is_file():
         ctypes.CDLL(None).malloc_trim(0)
@@ -48,7 +50,9 @@ def _forget_peak() -> None:
 
 
 def costs(methods: Sequence[Method], config: ModelConfig = LARGER, n_inputs: int = N_INPUTS) -> Iterator[Cost]:
-    """Two births of a config, compared by each method; ranks and all else are computed anew for each."""
+    """Measure each method on two births of a config; ranks and all other intermediate results are computed anew for
+    each method.
+    """
     probe = FingerprintProbe(n_inputs=n_inputs, seq_len=PROBE_LEN)
     a, b = (gather(f"birth {seed}", born(config, seed), probe) for seed in (0, 1))
     for method in methods:

@@ -1,4 +1,4 @@
-"""What fingerprints look at in a model: its weight matrices by what they do, and its states on given inputs.
+"""Evidence that fingerprints read from a model: its weight matrices by role, and its states on given inputs.
 
 Legend: D width, F hidden units, H heads, K width of a head, L blocks, N inputs, R positions of some inputs, V tokens.
 """
@@ -28,7 +28,7 @@ SEQUENCES_OF_UNITS = 20
 
 @dataclass(frozen=True)
 class Names:
-    """Where the matrices of a family are: names of modules, those of blocks with the block's number in them."""
+    """Locations of the matrices of a model family: module names, with the block's number in those of blocks."""
 
     embed: str
     block: str
@@ -40,7 +40,7 @@ class Names:
     down: str
     gate: str | None = None
     packed: str | None = None
-    """One module that holds q, k and v side by side."""
+    """Module that holds q, k and v side by side."""
     transposed: bool = False
     """True if weights are ``[in, out]``."""
 
@@ -83,31 +83,31 @@ class Block:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One model, as all methods see it."""
+    """One model as all methods see it."""
 
     name: str
     n_heads: int
     embed_VD: np.ndarray
     blocks: tuple[Block, ...]
     parameters: Mapping[str, np.ndarray]
-    """All of them, by name."""
+    """All parameters, by name."""
     final: HiddenStates
-    """What the output head reads at the last position, ``[N, D]``."""
+    """Input of the output head at the last position, ``[N, D]``."""
     states_LND: np.ndarray
     """The residual stream after each block at the last position."""
     up_LRF: np.ndarray
     """Outputs of the up-projections at all positions of some inputs."""
     gate_LRF: np.ndarray | None
-    """Those of the gates; None where the MLP has none."""
+    """Outputs of the gates; None where the MLP has none."""
     stream: StreamWeights
-    """What the null ``matched`` reads of the weights."""
+    """Weights that the null ``matched`` reads."""
 
 
 def names_of(model: Decoder | ForeignModel) -> Names:
-    """Where a model's matrices are.
+    """Return the locations of a model's matrices.
 
     Raises:
-        UsageError: of a family that is not in the table.
+        UsageError: the model's family is not in the table.
     """
     if isinstance(model, Decoder):
         return _OURS
@@ -118,11 +118,11 @@ def names_of(model: Decoder | ForeignModel) -> Names:
 
 
 def gather(name: str, model: Decoder | ForeignModel, probe: FingerprintProbe) -> Evidence:
-    """One pass of a probe through a model, and its weights. The model is left as it was.
+    """Run a probe through a model once, and collect its weights. The model stays unchanged.
 
     Args:
-        name: for messages.
-        model: on the CPU.
+        name: name of the model, for messages.
+        model: a model on the CPU.
         probe: a token probe, the same for all models.
     """
     names, n_layers = names_of(model), model.config.n_layers
@@ -202,5 +202,5 @@ def _block(names: Names, parameters: Mapping[str, np.ndarray], i: int, gated: bo
 
 
 def shared_names(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[str]:
-    """Parameters that two models have under one name and of one shape, in the first one's order."""
+    """List the parameters that have the same name and shape in two models, in the first one's order."""
     return [name for name in a if name in b and a[name].shape == b[name].shape]

@@ -20,13 +20,15 @@ N_BLOCKS = 2
 
 
 def repeated(x: np.ndarray, n_heads: int, d_head: int) -> np.ndarray:
-    """Rows of keys or values ``[H_kv·K, D]`` for each query head that reads them, ``[H·K, D]``."""
+    """Repeat the rows of keys or values ``[H_kv·K, D]`` for each query head that reads them, ``[H·K, D]``."""
     n_kv = len(x) // d_head
     return np.repeat(x.reshape(n_kv, d_head, -1), n_heads // n_kv, axis=0).reshape(n_heads * d_head, -1)
 
 
 def invariant_terms(block: Block, x_VD: np.ndarray, n_heads: int) -> np.ndarray:
-    """The three terms ``[3, V, V]``; of a gated MLP the up-projection is its product with the gate, entry by entry."""
+    """Compute the three terms ``[3, V, V]``; in a gated MLP the up-projection is multiplied with the gate, entry by
+    entry.
+    """
     d_head = len(block.q) // n_heads
     k, v = (repeated(w, n_heads, d_head) for w in (block.k, block.v))
     up = block.up if block.gate is None else block.gate * block.up
@@ -40,7 +42,7 @@ def _standardised(terms_MVV: np.ndarray) -> np.ndarray:
 
 
 def ics(a: Evidence, b: Evidence) -> Finding | NoTest:
-    """Cosine of the invariant terms of the last two blocks."""
+    """Compute the cosine of the invariant terms of the last two blocks."""
     n_blocks = min(N_BLOCKS, len(a.blocks), len(b.blocks))
 
     def terms(model: Evidence) -> np.ndarray:
@@ -53,7 +55,7 @@ def ics(a: Evidence, b: Evidence) -> Finding | NoTest:
 
 
 def pcs(a: Evidence, b: Evidence) -> Finding | NoTest:
-    """Cosine of all parameters that both models have under one name and of one shape."""
+    """Compute the cosine of all parameters that have the same name and shape in both models."""
     names = shared_names(a.parameters, b.parameters)
     if not names:
         return NoTest("no parameter of one name and shape")

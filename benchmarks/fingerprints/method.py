@@ -1,4 +1,4 @@
-"""What all methods have in common: two models in; a score, and where one is published a p; or no test, and why."""
+"""Interface of all methods: from two models to a score, and a p if one is published; or to no test, with the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding:
 
     @property
     def kin(self) -> bool | None:
-        """Whether the method by itself calls the two kin; None where it has no rule for that."""
+        """True if the method by its own rule calls the two kin; None if it has no such rule."""
         if self.called is not None or self.log10_p is None:
             return self.called
         return self.log10_p < log10(LEVEL)
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class NoTest:
-    """Why two models cannot be compared by a method: never a score."""
+    """The reason why a method cannot compare two models: never a score."""
 
     reason: str
 

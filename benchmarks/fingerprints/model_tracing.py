@@ -23,21 +23,24 @@ _LEAST_LOG10_P = -1e5
 
 
 def matching(a_FX: np.ndarray, b_FX: np.ndarray) -> np.ndarray:
-    """For each row of one matrix its row of the other, so that the sum of cosines is largest (the paper's Algorithm 2).
+    """For each row of one matrix, find its row of the other, such that the sum of cosines is largest (the paper's
+    Algorithm 2).
 
-    The released code of ``match`` takes the smallest sum of squared distances instead; rows of one length agree.
+    The released code of ``match`` minimises the sum of squared distances instead; for rows of equal length both agree.
     """
     unit_a, unit_b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a_FX.astype(float), b_FX.astype(float)))
     return linear_sum_assignment(unit_a @ unit_b.T, maximize=True)[1]
 
 
 def spearman_p(first_F: np.ndarray, second_F: np.ndarray) -> float:
-    """Two-sided p of Spearman's correlation of two permutations (Algorithm 3)."""
+    """Compute the two-sided p of Spearman's correlation of two permutations (Algorithm 3)."""
     return float(stats.spearmanr(first_F, second_F).pvalue)
 
 
 def fisher(p_values: Iterable[float]) -> float:
-    """Base-10 logarithm of Fisher's combined p (Algorithm 4); NaN are left out, and nothing left gives NaN."""
+    """Combine p-values by Fisher's method into a base-10 logarithm (Algorithm 4); NaN are left out; NaN if none is
+    left.
+    """
     known = [p for p in p_values if not np.isnan(p)]
     if not known:
         return np.nan
@@ -53,21 +56,23 @@ def _combined(p_values: Iterator[float]) -> Finding | NoTest:
 
 
 def csu(a: Evidence, b: Evidence) -> Finding | NoTest:
-    """φ_U: rows of the up-projections."""
+    """Compute φ_U: the test on rows of the up-projections."""
     order_F = np.arange(len(a.blocks[0].up))
     pairs = zip(a.blocks, b.blocks, strict=True)
     return _combined(spearman_p(matching(x.up, y.up), order_F) for x, y in pairs)
 
 
 def csh(a: Evidence, b: Evidence) -> Finding | NoTest:
-    """φ_H: outputs of the up-projections on the same inputs."""
+    """Compute φ_H: the test on outputs of the up-projections for the same inputs."""
     order_F = np.arange(a.up_LRF.shape[-1])
     pairs = zip(a.up_LRF, b.up_LRF, strict=True)
     return _combined(spearman_p(matching(x_RF.T, y_RF.T), order_F) for x_RF, y_RF in pairs)
 
 
 def match(a: Evidence, b: Evidence) -> Finding | NoTest:
-    """φ_MATCH: whether the gates' outputs and the up-projections' are matched alike, whatever the order of units."""
+    """Compute φ_MATCH: the test whether outputs of gates and of up-projections give the same matching, in any order of
+    units.
+    """
     assert a.gate_LRF is not None
     assert b.gate_LRF is not None
     pairs = zip(a.gate_LRF, b.gate_LRF, a.up_LRF, b.up_LRF, strict=True)

@@ -1,4 +1,4 @@
-"""The results as Markdown, and one picture of them."""
+"""The results as Markdown, and a picture of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _share(rate: Rate) -> str:
 
 
 def main_table(found: Mapping[str, Summary]) -> list[str]:
-    """Power and false alarms of every method, by its own rule and at the threshold of held-out strangers."""
+    """Format the power and false alarms of every method, by its own rule and at the threshold from held-out
+    strangers.
+    """
     head = (
         "method", "kin tested, %", "kin found, own rule", "strangers called kin, own rule",
         "kin found at 1 % of held-out strangers", "other strangers above that", "area under ROC",
@@ -46,7 +48,7 @@ def main_table(found: Mapping[str, Summary]) -> list[str]:
 
 
 def group_table(found: Mapping[str, Summary], which: str) -> list[str]:
-    """Per cent by group, a column for each method: ``which`` is a field of `Summary`."""
+    """Format percentages by group, a column for each method: ``which`` is a field of `Summary`."""
     methods = [name for name, s in found.items() if getattr(s, which)]
     groups = dict.fromkeys(group for name in methods for group in getattr(found[name], which))
     nothing = Rate(0, 0)
@@ -62,7 +64,7 @@ def group_table(found: Mapping[str, Summary], which: str) -> list[str]:
 
 
 def cost_table(found: Mapping[str, Summary], costs: Sequence[Cost]) -> list[str]:
-    """Processor time and memory of one test."""
+    """Format the processor time and memory of one test of each method."""
     by_name = {cost.method: cost for cost in costs}
     rows = []
     for name, s in found.items():
@@ -74,7 +76,7 @@ def cost_table(found: Mapping[str, Summary], costs: Sequence[Cost]) -> list[str]
 
 
 def method_table(methods: Sequence[Method]) -> list[str]:
-    """What each needs."""
+    """Format the requirements of each method."""
     return _table(
         ("method", "source", "reads", "must be the same"),
         [
@@ -90,7 +92,9 @@ def method_table(methods: Sequence[Method]) -> list[str]:
 
 
 def draw(found: Mapping[str, Summary], file: Path) -> None:
-    """Kin found at 1 % of held-out strangers, methods by groups; a dash where there was no test, or no threshold."""
+    """Draw the kin found at 1 % of held-out strangers, methods by groups; a dash if there was no test or no
+    threshold.
+    """
     groups = list(next(iter(found.values())).power_of)
     nothing = Rate(0, 0)
     share_MG = np.array([[s.power_of.get(group, nothing).share for group in groups] for s in found.values()])

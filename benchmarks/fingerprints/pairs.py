@@ -1,4 +1,6 @@
-"""Pairs of models, kin and strangers, in groups: of each family's births, what training and people make of them."""
+"""Pairs of models, kin and strangers, in groups: the births of each family, and models made from them by training or by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from .reordered import reordered
 PROBE_LEN = 16
 
 
-#: What people do to a trained model: rows of the table of `birthmark.models.changes`, with their settings, in turn.
+#: Changes that people make to a trained model: rows of the table of `birthmark.models.changes`, with their settings, in
+#: order.
 CHANGES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "int8": [{"kind": "round", "to": "int8"}],
     "int4": [{"kind": "round", "to": "int4"}],
@@ -39,7 +42,7 @@ CHANGES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "channels scaled": [{"kind": "scale_channels"}],
     "rotated": [{"kind": "rotate"}],
 }
-#: Of these the hidden units and the channels of values are put in another order as well.
+#: Changes that also permute the hidden units and the channels of values.
 VALUES_TOO = ("all permuted",)
 MERGED = tuple(name for name, changes in CHANGES.items() if any(fields["kind"] == "merge" for fields in changes))
 KIN_GROUPS = ("trained", "continued", *CHANGES)
@@ -49,11 +52,11 @@ Relation = Literal["kin", "strangers"]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models, and what is true of them."""
+    """Two models with the true answer."""
 
     relation: Relation
     group: str
-    """One of `KIN_GROUPS` or of `STRANGER_GROUPS`."""
+    """Name of its group, in `KIN_GROUPS` or `STRANGER_GROUPS`."""
     family: str
     a: Evidence
     b: Evidence
@@ -61,7 +64,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Life:
-    """What comes of one birth."""
+    """The descendants of one birth."""
 
     birth: Evidence
     trained: Evidence
@@ -73,7 +76,7 @@ class Life:
 
 
 def lead(family: str, i: int, scale: Scale, probe: FingerprintProbe) -> Life:
-    """A birth, its training, and its training on the other language."""
+    """Draw a birth, train it, and continue the training on the other language."""
     model, name = FAMILIES[family](seed_of(family, i)), f"{family} {i}"
     birth = gather(f"{name} at birth", model, probe)
     loss = train(model, LANGUAGE, 0, scale.steps)
@@ -83,13 +86,13 @@ def lead(family: str, i: int, scale: Scale, probe: FingerprintProbe) -> Life:
 
 
 def changed(life: Life, kind: str, other: Life, seed: int, probe: FingerprintProbe) -> Evidence | None:
-    """A trained model after one of `CHANGES`; None where its architecture does not allow it.
+    """Return a trained model after one of `CHANGES`; None if its architecture does not allow the change.
 
     Args:
-        life: whose model is changed.
+        life: the life whose model is changed.
         kind: the change.
-        other: whose model is merged in, where one is.
-        seed: of the change.
+        other: the life whose model is merged in, if the change is a merge.
+        seed: seed of the change.
         probe: inputs.
     """
     if not isinstance(life.model, Decoder) or not isinstance(other.model, Decoder):
@@ -107,13 +110,16 @@ def changed(life: Life, kind: str, other: Life, seed: int, probe: FingerprintPro
 
 
 def _allowed(fields: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Any]:
-    """Layer norm takes the mean over channels: all of them together alone can change their sign."""
+    """Adapt a change to the architecture: under layer norm, flip the signs of all channels or of none.
+
+    Layer norm subtracts the mean over channels, so that only all of them together can change their sign.
+    """
     negated = fields["kind"] == "flip_signs" and config.norm == "layernorm"
     return {**fields, "share": 1.0} if negated else fields
 
 
 def kin_of_family(family: str, scale: Scale, probe: FingerprintProbe, groups: Sequence[str]) -> Iterator[Pair]:
-    """Kin of some of `CHANGES` alone."""
+    """Yield the kin of some of `CHANGES` alone."""
     lives = [lead(family, i, scale, probe) for i in range(scale.n_trained)]
     for i, life in enumerate(lives):
         for kind in groups:
@@ -123,7 +129,7 @@ def kin_of_family(family: str, scale: Scale, probe: FingerprintProbe, groups: Se
 
 
 def of_family(family: str, scale: Scale, probe: FingerprintProbe, lives: list[Life]) -> Iterator[Pair]:
-    """All pairs inside of a family; ``lives`` gets what came of each birth."""
+    """Yield all pairs within a family; the descendants of each birth are added to ``lives``."""
     births = iter(range(1000, 1000 + 2 * scale.n_births))
     for i in births:
         a, b = (gather(f"{family} {j}", FAMILIES[family](seed_of(family, j)), probe) for j in (i, next(births)))
@@ -139,7 +145,7 @@ def of_family(family: str, scale: Scale, probe: FingerprintProbe, lives: list[Li
         for other in others:
             yield Pair("strangers", "other language", family, life.trained, other.continued)
         for kind in CHANGES:
-            # What is merged in is kin of the merged model, so that another one is its stranger.
+            # The model that is merged in becomes kin of the result, so another one serves as the stranger.
             merged = lives[(i + 1) % len(lives)]
             found = changed(life, kind, merged, i, probe)
             if found is not None:
@@ -150,19 +156,19 @@ def of_family(family: str, scale: Scale, probe: FingerprintProbe, lives: list[Li
 
 
 def between_families(lives: Mapping[str, list[Life]]) -> Iterator[Pair]:
-    """Trained models of different families, which learned the same language."""
+    """Pair trained models of different families that learned the same language."""
     for one, other in combinations(lives, 2):
         for a, b in product(lives[one], lives[other]):
             yield Pair("strangers", "other families", f"{one}; {other}", a.trained, b.trained)
 
 
 def all_pairs(scale: Scale, say: Callable[[str], None], groups: Sequence[str] = ()) -> Iterator[Pair]:
-    """Every pair of the bench; what only one family needs is dropped after it.
+    """Yield every pair of the bench; models that only one family needs are dropped after it.
 
     Args:
-        scale: how large.
-        say: is told when a family is done.
-        groups: of changes: no more than the kin of these.
+        scale: size of the bench.
+        say: called with a line when a family is done.
+        groups: changes to limit the bench to: only their kin are yielded.
     """
     probe = FingerprintProbe(n_inputs=scale.n_inputs, seq_len=PROBE_LEN)
     if groups:

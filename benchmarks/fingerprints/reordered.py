@@ -1,6 +1,8 @@
-"""Units without a mark in another order: hidden units of the MLPs, and the channels of values, alike in all heads.
+"""Permutation of units that leaves no trace in the function: hidden units of the MLPs, and channels of values, in the
+same order in all heads.
 
-The model computes what it did. Legend: F hidden units, H heads, K width of a head, D width of the residual stream.
+The model computes the same function. Legend: F hidden units, H heads, K width of a head, D width of the residual
+stream.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from birthmark.models.changes.change import ModelWeights
 
 
 def reordered(model: ModelWeights, seed: int) -> ModelWeights:
-    """The same function with hidden units and channels of values in random orders; attention must be plain."""
+    """Return the same model with hidden units and channels of values in random orders; attention must be plain."""
     config, rng = model.config, np.random.default_rng(seed)
     tensors = dict(model.tensors)
     for i in range(config.n_layers):

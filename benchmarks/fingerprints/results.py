@@ -1,4 +1,4 @@
-"""What the bench found: a row for every pair and method, and what follows for each method."""
+"""Findings of the bench: a row for every pair and method, and a summary of each method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ORDER = (*KIN_GROUPS, *STRANGER_GROUPS)
 
 
 class Row(NamedTuple):
-    """One pair by one method."""
+    """Result of one method on one pair."""
 
     method: str
     relation: Relation
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 def rows_of(pairs: Iterable[Pair], methods: Sequence[Method]) -> Iterator[Row]:
-    """Every pair by every method."""
+    """Test every pair by every method."""
     for pair in pairs:
         for method in methods:
             start = time.process_time()
@@ -44,7 +44,7 @@ def rows_of(pairs: Iterable[Pair], methods: Sequence[Method]) -> Iterator[Row]:
 
 
 class Summary(NamedTuple):
-    """One method on the whole bench."""
+    """Summary of one method on the whole bench."""
 
     tested_kin: Rate
     """Pairs of kin that it could test."""
@@ -74,7 +74,7 @@ class Summary(NamedTuple):
 
 
 def summary(rows: Iterable[Row]) -> Summary:
-    """Of one method's rows, in the order of the bench."""
+    """Summarise the rows of one method, in the order of the bench."""
     rows = list(rows)
     every_kin, every_stranger = ([row for row in rows if row.relation == which] for which in ("kin", "strangers"))
     kin, strangers = ([row for row in every if row.score is not None] for every in (every_kin, every_stranger))
@@ -107,7 +107,7 @@ def summary(rows: Iterable[Row]) -> Summary:
 
 
 def summaries(rows: Sequence[Row]) -> dict[str, Summary]:
-    """By method, in the order of the rows."""
+    """Summarise each method, in the order of the rows."""
     names = dict.fromkeys(row.method for row in rows)
     return {name: summary(row for row in rows if row.method == name) for name in names}
 
@@ -130,5 +130,5 @@ def _called(rows: Sequence[Row]) -> Rate:
 
 
 def as_json(rows: Sequence[Row]) -> list[list[Any]]:
-    """Rows as lists, in the order of `Row`."""
+    """Return the rows as lists, in the order of `Row`."""
     return [list(row) for row in rows]

@@ -19,17 +19,19 @@ _NEEDS: tuple[Need, ...] = ("states", "width", "vocabulary")
 
 
 def by_null(recipe: LineageTestConfig, a: Evidence, b: Evidence) -> Finding | NoTest:
-    """Final hidden states under one null."""
+    """Test the final hidden states under one null."""
     return _finding(fingerprint(a.final, b.final, recipe, vocab_size=len(a.embed_VD)))
 
 
 def matched(a: Evidence, b: Evidence) -> Finding | NoTest:
-    """Our test of weights: channels are aligned by the embeddings, then units of one number are compared."""
+    """Test the weights by our own method: channels are aligned by the embeddings, then units of the same index are
+    compared.
+    """
     return _finding(compare_weights(a.stream, b.stream))
 
 
 def _finding(found: Fingerprint) -> Finding | NoTest:
-    """z as the score, with the null's p."""
+    """Return z as the score, with the null's p."""
     return NoTest(found.reason) if found.verdict == "undefined" else Finding(found.z, found.log10_p)
 
 

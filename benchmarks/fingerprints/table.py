@@ -1,4 +1,4 @@
-"""All methods, in the order of tables: ours last."""
+"""Table of all methods, in the order of the results: ours last."""
 
 from __future__ import annotations
 

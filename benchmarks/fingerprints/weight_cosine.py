@@ -14,7 +14,7 @@ from .method import Finding, Method, NoTest
 
 
 def weight_cosine(a: Evidence, b: Evidence) -> Finding | NoTest:
-    """The cosine as the score; its verdict asks for a cosine of 0.1 and p below 10⁻⁴."""
+    """Take the cosine as the score; its verdict asks for a cosine of 0.1 and p below 10⁻⁴."""
     names = shared_names(a.parameters, b.parameters)
     found = kinship(*({name: model.parameters[name].reshape(1, -1) for name in names} for model in (a, b)))
     if found.verdict is None:

@@ -1,1 +1,1 @@
-"""The parts of ``on_gpu.py``: what a machine with a GPU is asked in its first hour."""
+"""The parts of ``on_gpu.py``: measurements for the first hour on a machine with a GPU."""

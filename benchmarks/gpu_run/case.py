@@ -1,4 +1,4 @@
-"""A case: one thing to measure, which gives its rows as it goes, and the process that runs a part's cases in turn."""
+"""Cases, each one measurement that yields its rows as it goes, and the process that runs a part's cases in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from record import FAILED, NOT_REACHED, Record, limit
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a part runs, how large, and until when."""
+    """Device, size and deadline of a part."""
 
     device: str
     tiny: bool
@@ -24,35 +24,35 @@ class Setting:
     """On the clock of ``time.monotonic``: no case starts that would not be over by then."""
 
     arms: tuple[str, ...] = ("plain", "headnorm")
-    """Of the study."""
+    """Arms of the study."""
 
     @property
     def rounds(self) -> int:
-        """Of measurements that take turns."""
+        """Number of rounds of measurements that take turns."""
         return 2 if self.tiny else 7
 
     def limit(self, value: float | None, bound: float, *, at_most: bool) -> dict[str, str]:
-        """The columns of a limit; a rehearsal leaves it open."""
+        """Return the columns of a limit; in a rehearsal the limit stays open."""
         return limit(None if self.tiny else value, bound, at_most=at_most)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure."""
+    """One measurement."""
 
     name: str
     run: Callable[[Setting], Iterator[dict[str, Any]]]
     """Gives rows for the record: ``table``, then its columns."""
     seconds: float = 30.0
-    """What it may take on an H100, cold: with less left it is not begun."""
+    """Seconds that it may take on an H100, cold: it is not started with less time left."""
 
 
 class DeviceBrokenError(Exception):
-    """The device answers no more in this process."""
+    """The device no longer answers in this process."""
 
 
 def run_cases(record: Record, part: str, cases: list[Case], setting: Setting, say: Callable[[str], None]) -> None:
-    """Run those cases of a part that are not done. An error is a row, and the next case follows.
+    """Run the unfinished cases of a part. An error is a row, and the next case follows.
 
     Raises:
         DeviceBrokenError: an error of the device's own, after which this process can compute nothing there.
@@ -88,19 +88,21 @@ def run_cases(record: Record, part: str, cases: list[Case], setting: Setting, sa
 
 
 def one_line(error: BaseException) -> str:
-    """The error's class and first line."""
+    """Return the error's class and first line."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__
 
 
 def failure(case: str, error: BaseException) -> dict[str, Any]:
-    """The row of a case that failed."""
+    """Return the row of a case that failed."""
     trace = "".join(traceback.format_exception(error))[-4000:]
     return {"table": "", "case": case, "status": FAILED, "note": one_line(error), "trace": trace}
 
 
 def breaks_device(error: BaseException) -> bool:
-    """Whether it leaves the device's context unusable, as an illegal access does; running out of memory does not."""
+    """Say if the error leaves the device's context unusable, as an illegal access does; running out of memory
+    does not.
+    """
     broken = getattr(torch, "AcceleratorError", ())
     return not isinstance(error, torch.OutOfMemoryError) and (
         isinstance(error, broken) or "CUDA error" in str(error) or "device-side assert" in str(error)

@@ -1,8 +1,9 @@
-"""The packages that a machine without a network lacks: collected as wheels beforehand, put beside its own Python there.
+"""Packages that a machine without a network lacks: collected as wheels beforehand, and put beside its own Python there.
 
-Standard library alone: this runs where nothing is installed yet. Torch and numpy are the machine's own and are never
-touched: what is missing goes into a folder of its own (``build/gpu-site``), each wheel without what it depends on. A
-virtual environment would not do: made by the Python of another one, it does not see that one's packages.
+The module uses only the standard library, since it runs where nothing is installed yet. Torch and numpy are the
+machine's own and are never touched: what is missing goes into a folder of its own (``build/gpu-site``), each wheel
+without what it depends on. A virtual environment would not do: made by the Python of another one, it does not see that
+one's packages.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS, SITE = ROOT / "gpu-wheels", ROOT / "build" / "gpu-site"
-#: All wheels together, in bytes.
+#: Limit of the size of all wheels together, in bytes.
 MOST = 60 * 10**6
 
-#: What the parts import beside torch, numpy and what torch itself depends on; with the packages that those import.
+#: Packages that the parts import beside torch, numpy and their dependencies, with their own dependencies.
 PACKAGES = (
     # to train and to measure
     *("lightning", "lightning-utilities", "torchmetrics", "fsspec", "packaging", "tqdm", "pyyaml", "typing-extensions"),
@@ -37,12 +38,12 @@ PACKAGES = (
     *("litgpt==0.5.13", "psutil", "huggingface-hub", "httpx", "httpcore", "h11", "anyio", "idna", "certifi"),
 )
 
-#: What the index has as source alone: built here, for any machine.
+#: Packages that the index has only as source: they are built here, for any machine.
 BUILT = ("deepspeed",)
 
 
 def collect(version: str = "3.12") -> int:
-    """Download the wheels for Linux on x86-64 and one version of Python; their size in bytes.
+    """Download the wheels for Linux on x86-64 and one version of Python; return their size in bytes.
 
     Raises:
         SystemExit: a package has no wheel for it, or all together are larger than :data:`MOST`.
@@ -70,7 +71,7 @@ def collect(version: str = "3.12") -> int:
 
 
 def lower_bounds() -> dict[str, tuple[int, ...]]:
-    """Least versions of pyproject.toml by package, the optional ones among them."""
+    """Read the least versions from pyproject.toml by package, optional packages included."""
     found = re.findall(r'"([A-Za-z0-9-]+)(?:\[[\w,]+\])?>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     return {name.lower(): _version(version) for name, version in found}
 
@@ -85,7 +86,7 @@ def _normal(name: str) -> str:
 
 
 def needed(wheels: list[Path]) -> list[Path]:
-    """The wheels of packages that this Python has not, or has older than pyproject.toml allows."""
+    """Select the wheels of packages that this Python lacks, or has in a version older than pyproject.toml allows."""
     found, bounds = [], lower_bounds()
     for wheel in wheels:
         name = _normal(wheel.name.split("-")[0])
@@ -100,7 +101,7 @@ def needed(wheels: list[Path]) -> list[Path]:
 
 
 def provide(wheels: Path = WHEELS, site: Path = SITE) -> dict[str, str]:
-    """Make ``site``: what is missing here, and this repository as the package ``birthmark``.
+    """Make ``site``: the missing packages, and this repository as the package ``birthmark``.
 
     Returns:
         The environment of a process that finds both.

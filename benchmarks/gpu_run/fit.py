@@ -1,4 +1,4 @@
-"""A training as a run does it, our module under Lightning's trainer, on random tokens: its speed and its memory."""
+"""Training as in a run, our module under Lightning's trainer, on random tokens: its speed and its memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from birthmark.trainer.throughput import flops_per_token, peak_flops
 
 @dataclass(frozen=True)
 class Fit:
-    """What a training took."""
+    """Speed and memory of a training."""
 
     micro_batch_size: int
     parameters: int
@@ -41,7 +41,7 @@ class Fit:
 
 
 class _Marks(L.Callback):
-    """Marks the beginning of every step on the device's own clock; nothing waits for it."""
+    """Marks of the beginning of every step on the device's own clock; nothing waits for them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -62,7 +62,7 @@ class _Marks(L.Callback):
         self._mark()
 
     def seconds(self) -> list[float]:
-        """Of every step."""
+        """Return the seconds of every step."""
         pairs = list(zip(self.marks[:-1], self.marks[1:], strict=True))
         if self.device.type != "cuda":
             return [after - before for before, after in pairs]
@@ -108,14 +108,14 @@ def _fit(config: RunConfig, device: torch.device, warmup: int) -> Fit:
 
 
 def run_config(model: ModelConfig, trainer: TrainerConfig) -> RunConfig:
-    """A run of this model without snapshots."""
+    """Return the config of a run of this model without snapshots."""
     return RunConfig(model=model, trainer=trainer, snapshot=SnapshotConfig(enabled=False))
 
 
 def fit(config: RunConfig, device: str, warmup: int) -> Fit:
     """Train ``config.trainer.max_steps`` steps of one micro-batch; the first ``warmup`` do not count.
 
-    Where the micro-batch does not fit into the device's memory half of it is tried, down to one sequence.
+    If the micro-batch does not fit into the device's memory, half of it is tried, down to one sequence.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")

@@ -1,4 +1,4 @@
-"""The models that parts measure, by the sizes that people know them by."""
+"""Models that parts measure, by their usual sizes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from birthmark.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class Sized:
-    """A model and the batch that it is trained on."""
+    """A model with the batch that it is trained on."""
 
     name: str
     shape: Shape
 
     def config(self, seq_len: int | None = None) -> ModelConfig:
-        """Its config, at its own length or another."""
+        """Return its config, at its own length or another."""
         shape = self.shape if seq_len is None else replace(self.shape, seq_len=seq_len)
         return ModelConfig(**model_fields(shape))
 

@@ -1,4 +1,4 @@
-"""One part in this process: from its name to its rows."""
+"""Run of one part in this process: from its name to its rows."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from .processes import BROKEN
 
 
 def record_of(device: str, out: Path) -> Record:
-    """The record of this card in the folder ``out``."""
+    """Return the record of this card in the folder ``out``."""
     name = machine.device_name(device)
     return Record(out / f"gpu-{machine.slug(name)}", f"{name}: the answers of `make gpu`")
 
 
 def run_part(part: str, setting: Setting, record: Record, say: Callable[[str], None], go_on: str | None = None) -> int:
-    """Run a part's cases; 0, 1 if one failed, :data:`~gpu_run.processes.BROKEN` if the device broke and cases are left.
+    """Run a part's cases; return 0, 1 if one failed, or :data:`~gpu_run.processes.BROKEN` if the device broke and cases
+    are left.
 
     Args:
-        part: its name.
-        setting: where and how large.
-        record: gets the rows.
-        say: prints a line.
-        go_on: None for a start from nothing. Else the part goes on after a process that ended, and this says why: of an
-            end in the midst of a case, which then counts as failed.
+        part: name of the part.
+        setting: device, size and deadline.
+        record: record that gets the rows.
+        say: function that prints a line.
+        go_on: None for a fresh start. Else the part continues after a process that ended, and this says why: after an
+            end in the middle of a case, that case counts as failed.
     """
     if go_on is None:
         record.begin(part, f"make gpu PART={part}", machine.describe(setting.device), [])

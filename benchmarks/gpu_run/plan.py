@@ -1,4 +1,6 @@
-"""What each part asks. Every module of ``parts`` has ``cases(setting)``, by worth: what is last is left out first."""
+"""Order of the parts. Every module of ``parts`` has ``cases(setting)``, by importance: the last ones are left out
+first.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,6 @@ from .case import Case, Setting
 
 
 def cases_of(part: str, setting: Setting) -> list[Case]:
-    """What a part measures, in this setting."""
+    """Return the cases of a part in this setting."""
     found: list[Case] = import_module(f".parts.{part}", __package__).cases(setting)
     return found

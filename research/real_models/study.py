@@ -45,7 +45,7 @@ ABLATED = {
 
 
 class Call(NamedTuple):
-    """One command whose answer is a result."""
+    """A command whose answer is a result."""
 
     part: str
     model: ModelName
@@ -89,7 +89,7 @@ def controls(file: Path, folder: Path) -> dict[str, Path]:
 
 
 def calls(model: ModelName, folder: Path) -> Iterator[Call]:
-    """Give the commands of a model, in the order of the page."""
+    """List the commands of a model, in the order of the page."""
     file, text = real_model(model), text_folder(folder)
     beside, data = controls(file, folder), ("--data", str(text))
 
@@ -122,7 +122,7 @@ def calls(model: ModelName, folder: Path) -> Iterator[Call]:
 
 
 def answer(call: Call) -> None:
-    """Run a command, unless its result is there, and keep what it answers."""
+    """Run a command, unless its result exists, and save its answer."""
     out = RESULTS / call.model / f"{call.part}_{call.name.replace('..', '-')}.json"
     if out.exists():
         return

@@ -38,7 +38,7 @@ _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 26, "lc": 0
 
 
 def plain_text(file: Path) -> str:
-    """Read a document: of HTML its text, of an RFC its lines without page headers, footers and contents."""
+    """Read a document: the text of HTML, the lines of an RFC without page headers, footers and contents."""
     raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     text = raw.decode("utf-8", "replace").replace("\r\n", "\n")
     if ".html" in file.suffixes:

@@ -1,1 +1,1 @@
-"""One file per part of ``make gpu``."""
+"""Parts of ``make gpu``, one file each."""

@@ -1,6 +1,7 @@
-"""What each arm of attention costs over plain softmax: one attention, forward alone and with its backward pass.
+"""Cost of each arm of attention over plain softmax: one attention, forward alone and with its backward pass.
 
-And what mixtures of experts cost."""
+Also the cost of mixtures of experts.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) 
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Every length with both head widths, then the mixtures."""
+    """Return a case for every length with both head widths, then the mixtures."""
     if setting.tiny:
         return [Case("T 128, heads of 8", partial(_arms, 128, 8, 16, 128)), *mixtures.cases(setting)]
     return [

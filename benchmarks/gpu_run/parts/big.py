@@ -26,7 +26,7 @@ GIB = 2**30
 
 
 def planned_gpu(device: str) -> str:
-    """The card by the planner's name. Peaks are the same for all cards; one that is not known is planned as an H100."""
+    """Return the planner's name of the card. Peaks are the same for all cards; an unknown one is planned as an H100."""
     if torch.device(device).type == "cpu":
         return "cpu"
     gpu = find_gpu(device_name(device))
@@ -68,7 +68,7 @@ def _planned(sized: Sized, checkpointing: str, how: str, setting: Setting) -> It
 
 
 def cases(setting: Setting) -> list[Case]:
-    """The largest first."""
+    """Return the cases, the largest first."""
     if setting.tiny:
         return [Case("tiny", partial(_planned, TINY, "full", "no"))]
     return [

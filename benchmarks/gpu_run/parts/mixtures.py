@@ -1,4 +1,4 @@
-"""What a mixture of experts costs over the dense MLP that multiplies as often: all experts at once, and one by one."""
+"""Cost of a mixture of experts over a dense MLP with as many multiplications: all experts at once, and one by one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _mixture(n: int, top_k: int, d_model: int, d_ff: int, n_tokens: int, setting
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Every mixture at the width of a model of 1B."""
+    """Return a case for every mixture, at the width of a model of 1B."""
     sizes = (16, 16, 64) if setting.tiny else (2048, 5632, 16384)
     return [
         Case(f"{n} experts, {top_k} of a token", partial(_mixture, n, top_k, *sizes), 40)

@@ -1,6 +1,6 @@
-"""Where the time goes: of each pass the share in which the device is busy, and its kernels by what they do.
+"""Profile of the time: for each pass the share in which the device is busy, and its kernels by kind.
 
-Read it before anything is made faster: what waits is mended otherwise than what computes.
+Read it before optimising: a device that waits needs other remedies than one that computes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from birthmark.trainer.optimizers.parameter_groups import parameter_groups
 from ..case import Case, Setting
 from ..models import LLAMA_1B, LLAMA_134M, TINY, Sized
 
-#: What a kernel's name says that it does; the first that fits counts.
+#: Kinds of work by a part of the kernel's name; the first match counts.
 KINDS = {
     "products": r"gemm|gemv|cutlass(?!.*fmha)|nvjet|xmma|cublas|splitK",
     "attention": r"flash|fmha|sdpa|attention",
@@ -43,12 +43,12 @@ _NAMED = 12
 
 
 def kind_of(kernel: str) -> str:
-    """Name what a kernel does."""
+    """Name the kind of work of a kernel."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, kernel)), "other")
 
 
 def _busy(spans: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
+    """Return the length of the union of intervals."""
     total, until = 0.0, -1.0
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -57,7 +57,7 @@ def _busy(spans: list[tuple[float, float]]) -> float:
 
 
 def profiled(name: str, step: Callable[[], object], setting: Setting, tokens: int) -> Iterator[dict[str, Any]]:
-    """Profile one call of ``step``, after two that warm up; its time is that of calls without the profiler."""
+    """Profile one call of ``step``, after two warm-up calls; its time is that of calls without the profiler."""
     on_gpu = torch.device(setting.device).type == "cuda"
     for _ in range(2):
         step()
@@ -90,7 +90,9 @@ def profiled(name: str, step: Callable[[], object], setting: Setting, tokens: in
 
 
 def training_step(sized: Sized, how: str, setting: Setting) -> tuple[Callable[[], None], int]:
-    """Make a training step of one micro-batch in bf16, with its clip and optimizer; with the number of its tokens."""
+    """Make a training step of one micro-batch in bf16, with its clip and optimizer; return it with the number of its
+    tokens.
+    """
     model, device = born(sized.config(), 0, setting.device), torch.device(setting.device)
     config = OptimConfig().optimizer
     optimizer = config.build(parameter_groups(model, config), 1e-4)
@@ -124,7 +126,7 @@ def _snapshot(config: ModelConfig, n: int, seq_len: int, setting: Setting) -> It
 
 
 def cases(setting: Setting) -> list[Case]:
-    """The snapshot first: of its benchmark's probe and of the default one; then training."""
+    """Return the cases, snapshots first: with the benchmark's probe and the default one; then training."""
     if setting.tiny:
         return [
             Case("snapshot of tiny", partial(_snapshot, TINY.config(16), 4, 16)),

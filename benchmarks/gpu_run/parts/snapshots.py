@@ -54,7 +54,7 @@ def _cost(sized: Sized, n_sequences: int, seq_len: int, setting: Setting) -> Ite
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Two models at the default probe and at two lengths."""
+    """Return the cases of two models, at the default probe and at two lengths."""
     if setting.tiny:
         return [Case("tiny, T 16", partial(_cost, TINY, 4, 16))]
     return [

@@ -1,4 +1,6 @@
-"""Whether every strategy trains on the device: one process under torchrun, its losses beside those without torchrun."""
+"""Training under every strategy on the device: one process under torchrun, with its losses beside those without
+torchrun.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ PYTHON = sys.executable
 
 
 class Way(NamedTuple):
-    """A strategy and other fields of ``trainer``."""
+    """A strategy, with other fields of ``trainer``."""
 
     strategy: StrategyName
     fields: tuple[str, ...] = ()
 
 
 SINGLE = Way("single")
-#: One process reduces over itself alone, through the same calls as many would.
+#: One process reduces over itself alone, through the same calls as many processes would.
 WAYS: dict[str, Way] = {
     **{name: Way(name) for name, facts in STRATEGIES.items() if facts.launched},
     "fsdp2, compiled": Way("fsdp2", ("--trainer.compile=blocks",)),
@@ -46,12 +48,12 @@ TOLERANCE = 1e-3
 
 
 def largest_difference(losses: Sequence[float], expected: Sequence[float]) -> float:
-    """The largest relative difference; not a number where a loss is none."""
+    """Return the largest relative difference; NaN if a loss is NaN."""
     return float(np.max(np.abs(np.divide(losses, expected) - 1)))
 
 
 def _train(way: Way, run: Path, setting: Setting) -> tuple[int, list[float], str]:
-    """Status, losses and the last line of standard error of a run of a few steps and its checkpoint."""
+    """Train a run of a few steps with its checkpoint, and return status, losses and the last line of standard error."""
     steps, config = (4, "tiny_demo") if setting.tiny else (24, "demo")
     agent = ["birthmark.launch.torchrun_agent", "--standalone", "--nproc-per-node=1", "-m"]
     command = [PYTHON, "-m", *(agent if STRATEGIES[way.strategy].launched else []), "birthmark.launch.cli", "pretrain"]
@@ -77,7 +79,7 @@ def _train(way: Way, run: Path, setting: Setting) -> tuple[int, list[float], str
 
 
 def _beside(way: Way, expected: list[float], run: Path, setting: Setting) -> dict[str, Any]:
-    """The columns of one way: its time, and its losses beside those of a single process."""
+    """Return the columns of one way: its time, and its losses beside those of a single process."""
     if STRATEGIES[way.strategy].engine and importlib.util.find_spec("deepspeed") is None:
         return {"status": NOT_INSTALLED, "note": "deepspeed"}
     start = time.monotonic()
@@ -104,7 +106,7 @@ def _strategies(names: Sequence[str], setting: Setting) -> Iterator[dict[str, An
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Torch's strategies, then DeepSpeed's."""
+    """Return the cases of torch's strategies, then those of DeepSpeed."""
     if setting.tiny:
         return [Case("strategies", partial(_strategies, ["fsdp2"]))]
     by_engine = {

@@ -1,4 +1,4 @@
-"""Whether it works at all: the CUDA tests, births on the device, and the commands."""
+"""Basic checks: the CUDA tests, births on the device, and the commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BIRTHS = ("demo", "sinks_headnorm", "models/gpt2-124m", "models/llama-160m", "mo
 
 
 def _marked_files() -> list[Path]:
-    """Test files with a test for a GPU: the others need not be importable here."""
+    """List the test files with a test for a GPU: the others need not be importable here."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [file for file in files if MARK in file.read_text(encoding="utf-8")]
 
@@ -83,7 +83,7 @@ def _birth(name: str, setting: Setting) -> Iterator[dict[str, Any]]:
 
 
 def _commands(setting: Setting) -> Iterator[dict[str, Any]]:
-    """A run, its resumption and its page, as a user starts them."""
+    """Start a run, its resumption and its page, as a user would."""
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/run"
         steps = 4 if setting.tiny else 40
@@ -113,7 +113,7 @@ def _commands(setting: Setting) -> Iterator[dict[str, Any]]:
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Births by config, the commands, the strategies, then tests by file."""
+    """Return the cases: births by config, the commands, the strategies, then tests by file."""
     files = _marked_files()[:1] if setting.tiny else _marked_files()
     births = ("tiny_demo",) if setting.tiny else BIRTHS
     return [

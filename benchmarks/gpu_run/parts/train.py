@@ -1,4 +1,4 @@
-"""How fast it trains: tokens/s, MFU and memory beside other libraries, as a run does it, and what compiling gains."""
+"""Speed of training: tokens/s, MFU and memory of a run beside other libraries, and the gain of compiling."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GIB = 2**30
 
 
 class Trained:
-    """One library's model with its optimizer; :meth:`step` is one optimizer step of one micro-batch."""
+    """The model of one library with its optimizer; :meth:`step` is one optimizer step of one micro-batch."""
 
     def __init__(self, model: nn.Module, losses: dict[str, Loss], batch: Tensor, compiled: bool) -> None:
         self.model, self.batch = model, batch
@@ -41,7 +41,7 @@ class Trained:
         self.loss = next(iter(self.losses))
 
     def step(self) -> None:
-        """Forward, backward, update."""
+        """Run forward, backward and the update."""
         with torch.autocast(self.batch.device.type, torch.bfloat16):
             loss = self.losses[self.loss](self.model, self.batch)
         loss.backward()
@@ -49,7 +49,7 @@ class Trained:
         self.optimizer.zero_grad(set_to_none=True)
 
     def choose_loss(self) -> None:
-        """Keep the fastest of its losses; one that does not fit into the memory is none."""
+        """Choose the fastest of its losses; one that does not fit into the memory is skipped."""
         found: dict[str, float] = {}
         for name in list(self.losses):
             self.loss = name
@@ -64,7 +64,7 @@ class Trained:
         self.loss = min(found, key=lambda name: found[name])
 
     def own_bytes(self) -> int:
-        """Weights and the optimizer's state."""
+        """Count the bytes of weights and of the optimizer's state."""
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         tensors = [*self.model.parameters(), *self.model.buffers(), *states]
         return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
@@ -119,7 +119,7 @@ def _against(sized: Sized, micro_batch: int, compiled: bool, setting: Setting) -
 
 
 def training(shape: Shape, setting: Setting, **trainer: Any) -> TrainerConfig:
-    """A few steps of one micro-batch in bf16 on the device."""
+    """Return the settings for a few steps of one micro-batch in bf16 on the device."""
     size = shape.micro_batch
     steps = {"max_steps": 4 if setting.tiny else 20, "micro_batch_size": size, "global_batch_size": size}
     return TrainerConfig(**{**steps, "precision": "bf16", "device": setting.device, **trainer})
@@ -143,7 +143,7 @@ def _run(sized: Sized, how: str, wanted: float | None, setting: Setting) -> Iter
 
 
 def cases(setting: Setting) -> list[Case]:
-    """By worth: the limit first, then the others, then what compiling gains."""
+    """Return the cases by importance: first those with a limit, then the others, then the gain of compiling."""
 
     def run(sized: Sized, how: str, seconds: float, wanted: float | None = None) -> Case:
         return Case(f"{sized.name}, compile {how}", partial(_run, sized, how, wanted), seconds)
