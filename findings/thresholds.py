@@ -1,6 +1,6 @@
 """From where on the page says that an effect is there, each with its source (docs/quantities.md is made of it).
 
-Effects are judged by their size and by their control. A threshold is a judgement of ours where the source says so.
+Effects are judged by their size and by their control. A threshold is a judgement where its source says "chosen".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "Nats by which the validation loss must be below the unigram entropy (below its start, where that entropy is "
         "not known), for the model to count as having learned. Where training started from a model, validation loss "
         "must have moved as much to count as changed.",
-        "ours: well above the noise of a validation loss over a hundred sequences",
+        "chosen: well above the noise of a validation loss over a hundred sequences",
     ),
     "contraction": Threshold(
         0.05,
@@ -55,34 +55,34 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "stands": Threshold(
         0.5,
         "Share of the value at birth from which the seed's mark counts as standing; below it, as weaker.",
-        "ours",
+        "chosen",
     ),
     "trace": Threshold(
         0.1,
         "Share of the value at birth below which what is left counts as a trace.",
-        "ours; between the orders of p̄ of two seeds |ρ| was at most .093 in 190 pairs",
+        "chosen; between the orders of p̄ of two seeds |ρ| was at most .093 in 190 pairs",
     ),
     "sink": Threshold(
         3.0,
         "Times the uniform share that the largest head of a block must give to position 0, beside exceeding ε of the "
         "sink rate, for a sink in that block.",
-        "ε = .3 is published [AS]; the factor is ours: on short sequences the uniform share alone is near ε",
+        "ε = .3 is published [AS]; the factor is chosen: on short sequences the uniform share alone is near ε",
     ),
     "no_sink": Threshold(
         2.0,
         "Times the uniform share below which a block has no sink, in its largest head; a stretch of blocks with a sink "
         "ends there.",
-        "ours; the demo's largest head has 1.0 times",
+        "chosen; the demo's largest head has 1.0 times",
     ),
     "position": Threshold(
         0.5,
         "Share of the sink mass behind BOS that is left without BOS, from which the sink hangs on the position.",
-        "ours; SmolLM2 135M keeps 1.16 of it",
+        "chosen; SmolLM2 135M keeps 1.16 of it",
     ),
     "token": Threshold(
         0.2,
         "The same share up to which the sink hangs on the token BOS.",
-        "ours; Gemma 3 270M keeps .04 of it",
+        "chosen; Gemma 3 270M keeps .04 of it",
     ),
     "lineage": Threshold(
         _P,
@@ -98,41 +98,41 @@ THRESHOLDS: Mapping[str, Threshold] = {
         2.0,
         "σ²(0)/σ²(late) from which the variance of position 0 stands out in a block; blocks from the first sink on are "
         "not judged.",
-        "ours; plain attention gives 1.6 to 126 by layer, head-wise RMSNorm 1.04 to 1.10",
+        "chosen; plain attention gives 1.6 to 126 by layer, head-wise RMSNorm 1.04 to 1.10",
     ),
     "writer": Threshold(
         0.1,
         "Share of what the strongest writer of the massive channel writes, from which another super neuron of it "
         "is named beside it; what one writes is taken as its activation times the sparsity of its down row.",
-        "ours: the two writers of SmolLM2-135M's block 12 are as 1 and .36, all others of the block below .001",
+        "chosen: the two writers of SmolLM2-135M's block 12 are as 1 and .36, all others of the block below .001",
     ),
     "rank": Threshold(
         0.5,
         "Share of the embeddings' effective rank below which the states of a block fill few directions.",
-        "ours; SmolLM2-135M has .7 to .8 in blocks 1 to 11 and .08 in block 12, where its massive channel appears",
+        "chosen; SmolLM2-135M has .7 to .8 in blocks 1 to 11 and .08 in block 12, where its massive channel appears",
     ),
     "gradient": Threshold(
         3.0,
         "Times the gradient that the other positions get (times the start's largest, where that is more), from which "
         "the loss gradient gathers at the first position of a block.",
-        "ours; a newborn demo has at most 1.8 in a block on 16 × 64 tokens, SmolLM2-135M and Gemma 3 270M at most 2.2 "
+        "chosen; a newborn demo has at most 1.8 in a block on 16 × 64 tokens, SmolLM2-135M and Gemma 3 270M at most 2.2 "
         "on 8 × 64 of text: early positions feed more later ones (definitions §16)",
     ),
     "dominance": Threshold(
         2.0,
         "Times the dominance ratio of the median position, from which position 0 has massive channels in a block.",
-        "ours; in the demo, which has no sink, the two agree within 1 %",
+        "chosen; in the demo, which has no sink, the two agree within 1 %",
     ),
     "lock": Threshold(
         2.0,
         "Times 1/√d_head from which keys of position 0 count as locked onto the queries' direction in a block.",
-        "ours; 1/√d_head is the root mean square cosine of two random directions",
+        "chosen; 1/√d_head is the root mean square cosine of two random directions",
     ),
     "intervened_sink": Threshold(
         3.0,
         "Times the attention of uniform weights from which a key counts as a sink of an intervention, mean over blocks "
         "and heads of what later queries give to it.",
-        "ours: untouched keys of a trained model get at most uniform attention, a key that every block parks on ten "
+        "chosen: untouched keys of a trained model get at most uniform attention, a key that every block parks on ten "
         "times as much",
     ),
 }
