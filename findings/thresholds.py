@@ -115,8 +115,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
         3.0,
         "Times the gradient that the other positions get (times the start's largest, where that is more), from which "
         "the loss gradient gathers at the first position of a block.",
-        "chosen; a newborn demo has at most 1.8 in a block on 16 × 64 tokens, SmolLM2-135M and Gemma 3 270M at most 2.2 "
-        "on 8 × 64 of text: early positions feed more later ones (definitions §16)",
+        "chosen; a newborn demo has at most 1.8 in a block on 16 × 64 tokens, SmolLM2-135M and Gemma 3 270M at most "
+        "2.2 on 8 × 64 of text: early positions feed more later ones (definitions §16)",
     ),
     "dominance": Threshold(
         2.0,
