@@ -75,8 +75,8 @@ class _Measure(ModuleType):
 
 
 class _FrontDoor(ModuleType):
-    """This package. A sub-package and a function share the name ``measure``: whichever is loaded first, the name works
-    as both.
+    """Type of this package. A sub-package and a function share the name ``measure``: whichever is loaded first, the
+    name works as both.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -327,7 +327,7 @@ def read_json(path: Path, schema: Any = Any, mend: str = "") -> Any:
     Args:
         path: the file.
         schema: the type that its content must have.
-        mend: what to do where it is damaged, for the message.
+        mend: remedy for a damaged file, for the message.
 
     Raises:
         RunError: the file is missing, damaged or holds something else; it names file and field.
@@ -377,7 +377,7 @@ def save_tensors(save: Callable[..., object], tensors: Mapping[str, Any], path: 
 
     Args:
         save: ``save_file`` of safetensors for the kind of tensors.
-        tensors: by name.
+        tensors: tensors by name.
         path: new.
         more: further arguments of ``save``.
     """
@@ -415,8 +415,9 @@ def path_below(folder: Path, key: str, fail: Callable[[str], Exception], *, nest
 
     Args:
         folder: that the file lies in.
-        key: its name.
-        fail: makes the error from the key and why it is refused, as in ``'../a', outside of this folder``.
+        key: name of the file.
+        fail: function that makes the error from the key and the reason of the refusal, as in ``'../a', outside of this
+            folder``.
         nested: allow folders between the two, divided by ``/``.
 
     Raises:

@@ -12,8 +12,8 @@ class Pace:
     """Rate of progress since the object was made.
 
     Args:
-        total: how much there is to do.
-        done: how much was done before.
+        total: amount to do.
+        done: amount done before.
     """
 
     def __init__(self, total: float, done: float = 0) -> None:
@@ -24,7 +24,7 @@ class Pace:
         """Estimate the seconds left from the rate since the start, pauses included; None if nothing is done yet.
 
         Args:
-            done: how much is done now.
+            done: amount done now.
         """
         if done <= self._first:
             return None

@@ -74,12 +74,12 @@ def check(value: Any, schema: Any, where: str = "") -> None:
     """Compare ``value`` with ``schema``.
 
     Args:
-        value: as JSON or YAML gave it.
+        value: a value from JSON or YAML.
         schema: a type, as the module says.
         where: the field's name, dotted; "" for the whole.
 
     Raises:
-        SchemaError: they differ; it names the field and the value.
+        SchemaError: the value differs from the schema; the message names the field and the value.
     """
     origin, arguments = get_origin(schema), get_args(schema)
     if schema is Any:

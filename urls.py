@@ -37,7 +37,7 @@ class Credentials(NamedTuple):
     """User, password and secret parameters of one URL."""
 
     user: str
-    """With its password, as the URL has them: quoted."""
+    """User with password, quoted as in the URL."""
     query: tuple[tuple[str, str], ...]
     """Names and values, unquoted."""
 
@@ -111,7 +111,7 @@ def credentials_of(bare: str) -> Credentials:
     """Find the credentials of a bare URL: those that this process was given, else those of the environment."""
     known = (*_given.items(), *(divide(url) for url in os.environ.get(VARIABLE, "").split()))
     fitting = [(len(start), credentials) for start, credentials in known if _covers(start, bare)]
-    # The longest matching path wins; of equally long ones, the first.
+    # The longest matching path wins; among equally long ones, the first.
     return max(fitting, key=lambda one: one[0], default=(0, Credentials("", ())))[1]
 
 

@@ -43,11 +43,11 @@ def fingerprint(
     Args:
         a: a model, or any name that `load` takes; our own architecture, or one of ``transformers``.
         b: the other.
-        probe: what both are shown: random tokens, or Gaussian vectors in place of embeddings.
+        probe: inputs of both: random tokens, or Gaussian vectors in place of embeddings.
         n_inputs: sequences that they are shown.
         seq_len: tokens in each; by default 64, or as many as both can read.
         probe_seed: decides the sequences.
-        cache_dir: where hidden states are kept for the next test; by default they are not.
+        cache_dir: folder that keeps hidden states for the next test; by default they are not kept.
         settings: fields of ``LineageTestConfig``, such as ``null="analytic"``.
 
     Returns:

@@ -73,7 +73,7 @@ class Model:
         """Return the model at step 0, before any training.
 
         Raises:
-            UsageError: its birth is unknown.
+            UsageError: the birth of the model is unknown.
         """
         if self.loaded.newborn is None:
             raise UsageError(f"{self.name}: its birth is not known")
@@ -139,7 +139,7 @@ def measure(
 
     Args:
         model: a loaded one, or any name that `load` takes; our decoder or a causal language model of ``transformers``.
-        birth: what to compare with; by default the model's own birth, where that is known.
+        birth: reference to compare with; by default the model's own birth, where that is known.
         n_sequences: sequences in the probe.
         seq_len: tokens in each; by default 64, or as many as the model reads.
         probe_seed: decides the sequences.

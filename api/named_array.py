@@ -30,7 +30,7 @@ class NamedArray:
     dims: tuple[str, ...] = ()
     """A name for each dimension of ``values``, such as ``("layer", "head")``."""
     coords: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """By dimension: what its indices stand for. Layers count from 1, heads and positions from 0."""
+    """Coordinates of the indices, by dimension. Layers count from 1, heads and positions from 0."""
     name: str = ""
     label: str = ""
     """Name on axes and in tables."""

@@ -77,7 +77,7 @@ def read_secret(file: Path) -> Secret:
     """Read a run's secret.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: the file is missing or damaged.
     """
     found: Secret = read_json(file, Secret, f"give the {SECRET} of the run that was certified")
     return found
@@ -315,7 +315,7 @@ def read_statement(file: Path) -> Statement:
     """Read a certificate and check its content against its own digest.
 
     Raises:
-        RunError: it is missing, lacks a field, or was changed.
+        RunError: the file is missing, lacks a field, or was changed.
     """
     found: Statement = read_sealed_json(file, _Sealed, _MEND)
     return found

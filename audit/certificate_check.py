@@ -65,7 +65,7 @@ class Verified:
     digest: str
     """Digest of the statement: compare it with the published one."""
     checkpoint: str
-    """As it was named."""
+    """Name of the checkpoint, as the user gave it."""
     content: Content | None
     """None of a model of another shape, which is not read."""
     other_shape: str
@@ -90,7 +90,7 @@ def verify(certificate: Path, checkpoint: str, reveal: Reveal | None) -> Verifie
     """Check a checkpoint; a tensor at a time is in memory.
 
     Args:
-        certificate: its file.
+        certificate: file of the certificate.
         checkpoint: a model by any of its names; a checkpoint's folder may be separate from its run.
         reveal: the seed and the salt, if its owner has shown them.
 

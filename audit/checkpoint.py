@@ -205,7 +205,7 @@ def read_content(member: Member, *, scan: bool) -> Content:
 
     Raises:
         RunError: a part of it is missing or damaged.
-        UsageError: it cannot be found.
+        UsageError: the checkpoint cannot be found.
     """
     if member.drawn_from is not None:
         return Content(
@@ -318,9 +318,9 @@ class Judged:
     notes: list[str] = field(default_factory=list)
     """Notes that are worth knowing but not faults."""
     cosine_with_first: float = np.nan
-    """With the first checkpoint of its birth: mean over tensors."""
+    """Cosine with the first checkpoint of its birth, mean over tensors."""
     distance_from_previous: float = np.nan
-    """From the checkpoint before it on the curve."""
+    """Distance from the checkpoint before it on the curve."""
     birth_unknown: bool = False
     """True if no test can tell if it shares a birth with the largest group."""
     may_be_reversed: bool = False

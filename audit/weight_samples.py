@@ -134,7 +134,7 @@ class _Bits(NamedTuple):
     type: torch.dtype
     without_sign: int
     inf: int
-    """From here on infinity, and above it what is not a number."""
+    """Bits of infinity; larger ones are NaN."""
 
 
 _BITS: Mapping[torch.dtype, _Bits] = {

@@ -49,7 +49,7 @@ class Entry:
     """Description of a tensor."""
 
     dtype: str
-    """As safetensors names it."""
+    """Name of the type in safetensors."""
     shape: tuple[int, ...]
 
     @property
@@ -153,7 +153,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, int]]:
     """Read the tensors of a safetensors file, and the offset of each in bytes from the file's start.
 
     Raises:
-        RunError: it is not a whole file of that format; for a truncated one the message says how much is missing.
+        RunError: the file is not a whole file of that format; for a truncated one the message says how much is missing.
     """
     check_file(path)
     size = path.stat().st_size

@@ -17,7 +17,7 @@ from .weights import Entry, describe_json
 
 # ---------------------------------------------------------------- other tensors, other configs
 
-#: Fields of a config that are reported with both values; of further ones only the names.
+#: Number of fields of a config that are reported with both values; only the names of further ones are reported.
 _MOST_FIELDS = 4
 #: A mean must be so many times as near as the nearest of the checkpoints that it is of.
 CLOSER = 0.2

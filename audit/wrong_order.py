@@ -30,7 +30,7 @@ class Curve:
     """The checkpoints of one birth, and the distances between their weights.
 
     Args:
-        members: those with the same weights together.
+        members: the checkpoints, those with the same weights together.
         distance_MM: between every two of them.
     """
 

@@ -18,8 +18,9 @@ class LogConfig:
     """
 
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
-    """How the logger ``wandb`` logs: ``auto`` is online where the user is logged in, offline where not, off where wandb
-    is not installed. ``WANDB_MODE`` wins over it, but for ``off`` (docs/run-directory.md)."""
+    """Mode of the logger ``wandb``: ``auto`` is online where the user is logged in, offline where not, off where wandb
+    is not installed. ``WANDB_MODE`` wins over it, but for ``off`` (docs/run-directory.md).
+    """
 
     project: str = "birthmark"
     """W&B project; ``WANDB_PROJECT`` wins."""

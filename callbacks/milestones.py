@@ -47,14 +47,14 @@ class MilestoneCallback(StepCallback):
 
     Args:
         every: optimizer steps between milestones.
-        at_birth: whether step 0, before any training, is one.
+        at_birth: if step 0, before any training, is a milestone.
         more: asks for further steps.
     """
 
     def __init__(self, every: int, *, at_birth: bool = True, more: Callable[[int], bool] = never) -> None:
         self.every, self.at_birth, self.more = every, at_birth, more
         self.announce: Callable[[int], None] | None = None
-        """Called with the step before it acts."""
+        """Function called with the step before the callback acts."""
         self.seconds = 0.0
         """Seconds that it took at the last step at which it acted."""
         self.acted_at: int | None = None

@@ -22,7 +22,7 @@ class RunProgress(MilestoneCallback):
 
     Args:
         every: optimizer steps between milestones.
-        console: where to print.
+        console: the console to print to.
         training: whose rates are shown.
         validation: whose loss is shown.
         snapshot: whose figures are shown, if any is taken.

@@ -26,7 +26,7 @@ class BiasSnapshot(MilestoneCallback):
     every=500)``. The short form ``BiasSnapshot(dirpath="bias", every=500)`` makes a recorder from the same arguments.
 
     Args:
-        recorder: takes the snapshots and writes them.
+        recorder: recorder that takes and writes the snapshots.
         every: optimizer steps between snapshots; ``steps`` and ``factor`` of the recorder's config ask for more.
         model: function that finds the model in the module; by default the only one of ``transformers`` in it.
         dirpath: folder of the snapshots, in place of ``recorder``.
@@ -80,7 +80,9 @@ class BiasSnapshot(MilestoneCallback):
             self.on_step_end(trainer, pl_module, self._step)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the snapshot of an unannounced end: of the epochs, or by a callback that stops after a validation."""
+        """Take the snapshot if training ends unannounced: after its last epoch, or by a callback that stops it after a
+        validation.
+        """
         if self._taken != trainer.global_step:
             self.on_milestone(trainer, pl_module, trainer.global_step)
 

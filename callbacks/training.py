@@ -257,7 +257,7 @@ class MilestoneTimes(MilestoneCallback):
 
     Args:
         every: optimizer steps between milestones.
-        parts: what acts there, by name, at some of its steps or at all.
+        parts: parts that act at milestones, by name, at some of the steps or at all.
         more: asks for further steps.
     """
 

@@ -20,8 +20,8 @@ def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -
 
     Args:
         trainer: the trainer.
-        recorder: takes the snapshots and writes them; its text is read by the trainer's tokenizer, unless it has
-            another.
+        recorder: recorder that takes and writes the snapshots; its text is read by the trainer's tokenizer, unless it
+            has another.
         every: optimizer steps between them; ``steps`` and ``factor`` of the recorder's config ask for more.
 
     Raises:

@@ -134,8 +134,12 @@ class WandbRun(WandbLogger):
         self.experiment.finish(exit_code=1)
 
     def close(self, error: BaseException | None) -> None:
-        """Add the run's files to the W&B run, and end it, so that it can be opened again, in this process or under the
-        same W&B service. Args: error: the failure of the run.
+        """Add the run's files to the W&B run, and end it.
+
+        It can be opened again, in this process or under the same W&B service.
+
+        Args:
+            error: the failure of the run.
         """
         try:
             if error is None:
@@ -176,7 +180,7 @@ def wandb_run(
     Args:
         config: settings of the logs.
         run: the run.
-        identity: its names, unless environment variables override them.
+        identity: names of the run, unless environment variables override them.
         record: values for the W&B run's config.
         tokens_after: function from a number of steps to the tokens that they train on.
 

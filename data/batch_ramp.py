@@ -70,7 +70,7 @@ class BatchSizes:
     """Size of the global batch at every step."""
 
     global_batch_size: int
-    """After the ramp."""
+    """Size after the ramp."""
     ramp: BatchRamp = BatchRamp()
 
     def _stage(self, step: int) -> tuple[int, int, int]:

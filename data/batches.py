@@ -201,7 +201,7 @@ class FixedWindows:
         tokens: tokens of one split.
         seq_len: positions of a sequence.
         vocab_size: vocabulary of the tokens.
-        split: its name in errors.
+        split: name of the split, for errors.
         cut: division of the tokens into sequences; by default they are one text.
 
     Raises:

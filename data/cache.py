@@ -110,7 +110,7 @@ def build_once(
     renamed at the end, so a folder of this name is complete; siblings that dead builds left behind are removed.
 
     Raises:
-        UsageError: it cannot be written to.
+        UsageError: the cache cannot be written to.
         RunError: the disk is full, or a reused folder is damaged.
     """
     # An existing folder is complete, and a cache that is shared read-only has no room for a lock.
@@ -167,7 +167,7 @@ def read_built(folder: Path, verify: str, schema: type, mend: str = REBUILD) -> 
     """Verify a folder that `build_once` built, on this machine or another, and return its facts.
 
     Raises:
-        RunError: it is damaged; ends with ``mend``.
+        RunError: the file is damaged; the message ends with ``mend``.
     """
     meta = read_json(folder / META, schema, mend)
     if meta.pop("checksum") != fingerprint(meta=meta):

@@ -152,7 +152,7 @@ class DataConfig:
     """
 
     data_seed: int = 0
-    """Decides the order of the training data (and the text of ``backcopy``), and nothing else."""
+    """Seed of the order of the training data (and of the text of ``backcopy``), and of nothing else."""
 
     val_fraction: float = 0.02
     """Share of the corpus's documents kept for validation, in (0, 1); the split depends on each document's name or

@@ -43,11 +43,11 @@ class Shards:
     """A corpus's tokens and what is known about them.
 
     Attributes:
-        folder: where the ``.bin`` files and ``meta.json`` lie.
+        folder: folder of the ``.bin`` files and ``meta.json``.
         meta: ``format``, ``content_hash``, ``tokenizer_hash``, ``vocab_size``, ``dtype``, ``skipped``, ``files`` (per
             file: tokens, bytes, sha256), ``splits`` (per split: documents, tokens, bytes of UTF-8 text) and
             ``unigram_entropy`` (see `unigram_cross_entropy`).
-        is_new: whether they were built here and now.
+        is_new: if they were built in this process just now.
     """
 
     def __init__(self, folder: Path, meta: dict[str, Any], *, is_new: bool = False) -> None:

@@ -98,7 +98,7 @@ class TextTokenizer:
         ``transformers``.
 
         Raises:
-            UsageError: it is of another kind.
+            UsageError: the tokenizer is of another kind.
         """
         if isinstance(tokenizer, TextTokenizer):
             return tokenizer

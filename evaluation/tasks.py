@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
     from ..models.decoder import Decoder
 
-#: Default seeds of lm-eval: of Python's generator, of numpy's and torch's, and of the few-shot examples.
+#: Default seeds of lm-eval: the first for Python's generator, the second for numpy, torch and the few-shot examples.
 _SEED, _OTHER_SEED = 0, 1234
 _YAML = (".yaml", ".yml")
 
@@ -41,7 +41,7 @@ class Tasks:
     """Tasks whose documents have been read."""
 
     loaded: Mapping[str, Mapping[str, Any]]
-    """As it was asked for → what lm-eval made of it: tasks and groups by name."""
+    """Requested name → lm-eval's tasks and groups, by name."""
     n_docs: int
 
     @classmethod

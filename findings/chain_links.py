@@ -338,7 +338,7 @@ LINKS_BY_BLOCK: Mapping[str, Callable[[Snapshot | None, Group], Profile | None]]
     "gradient_sink": _gradient_blocks,
     "effective_rank": lambda snapshot, group: Profile.of(snapshot, "effective_rank", group),
 }
-"""By quantity, what a snapshot has of it in the blocks where it is judged."""
+"""Functions that take a quantity, by its name, from a snapshot, in the blocks where it is judged."""
 
 
 def _graded(over_threshold: float, subject: str, present: str, absent: str) -> tuple[str, Tone]:

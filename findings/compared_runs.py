@@ -113,7 +113,7 @@ class Difference:
     quantity: Quantity
     probe: str
     step: int
-    """After so many optimizer steps, in every pair."""
+    """Number of optimizer steps of both runs, in every pair."""
     first: float
     """Mean over the pairs; NaN where there are none."""
     second: float

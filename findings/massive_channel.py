@@ -32,7 +32,7 @@ class Massive:
     value: float
     """Largest absolute value."""
     block: int
-    """After the MLP of this block it has that; 0 is the embeddings."""
+    """Block after whose MLP it has that value; 0 stands for the embeddings."""
     blocks: tuple[int, ...]
     """Blocks whose list of largest values has the pair."""
 

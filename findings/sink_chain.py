@@ -75,7 +75,7 @@ class SinkReading:
         return "the first token of a document" if self.of_documents else "the first position"
 
     def largest(self, snapshot: Snapshot | None, name: str) -> float:
-        """``name`` in the head that has most of it; NaN if not recorded."""
+        """Return ``name`` in the head that has most of it; NaN if not recorded."""
         if not self.of_documents:
             return scalar(snapshot, f"{name}_max", self.group)
         # For documents only the array of all heads exists.
@@ -84,7 +84,7 @@ class SinkReading:
         return float(known.max()) if known.size else nan
 
     def of_heads(self, snapshot: Snapshot | None, name: str) -> np.ndarray | None:
-        """``name`` of every head ``[blocks, heads]``; None if not recorded."""
+        """Return ``name`` of every head, ``[blocks, heads]``; None if not recorded."""
         return array_of(snapshot, name, self.group)
 
 
@@ -115,7 +115,7 @@ class Sink:
     knows_heads: bool = True
     """True if ``most`` is the value of the largest head."""
     means: Profile | None = None
-    """By block, the mean over heads beside the uniform share; None where blocks were not recorded."""
+    """Mean over heads beside the uniform share, by block; None where blocks were not recorded."""
     largest: Profile | None = None
     """The same of the largest head of each block."""
 

@@ -78,7 +78,7 @@ TERMS: Mapping[str, Term] = {
     "σ²(0)": Term("Variance over inputs of what position 0 aggregates.", "6"),
     "σ²(late)": Term("Mean variance over inputs of what positions of the later half aggregate.", "6"),
 }  # fmt: skip
-"""By the word, in the order of the glossary."""
+"""Terms by word, in the order of the glossary."""
 
 #: In running text, words of one letter and everyday ones would be underlined everywhere.
 _NOT_IN_TEXT = {"k", "N", "z", "birth", "probe", "null", "importance", "alignment", "contraction"}

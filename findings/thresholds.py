@@ -136,7 +136,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "times as much",
     ),
 }
-"""By name."""
+"""Thresholds by name."""
 
 
 def threshold(name: str) -> float:

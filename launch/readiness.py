@@ -49,7 +49,7 @@ class Finding:
 
     name: str
     state: State
-    """``ok``; ``note``: missing or slow, and a run starts all the same; ``stop``: none would."""
+    """``ok``; ``note``: missing or slow, but a run would start; ``stop``: no run would."""
     text: str
     mend: str = ""
 

@@ -34,7 +34,7 @@ class FingerprintConfig:
     """Tokens in one of them."""
 
     probe_seed: int = 0
-    """Decides the sequences, and nothing else."""
+    """Seed of the sequences, and of nothing else."""
 
     batch_size: int = 64
     """Sequences in one forward pass."""
@@ -72,7 +72,7 @@ class SnapshotConfig:
     """Tokens in a probe sequence."""
 
     probe_seed: int = 0
-    """Decides the random probe, and nothing else."""
+    """Seed of the random probe, and of nothing else."""
 
     steps: list[int] = field(default_factory=list)
     """Further optimizer steps to take snapshots at, beside those of checkpoints. Validation comes with every one."""

@@ -48,7 +48,7 @@ class FingerprintProbe:
     seq_len: int = 64
     """Tokens in a sequence."""
     probe_seed: int = 0
-    """Decides the inputs, and nothing else."""
+    """Seed of the inputs, and of nothing else."""
     mean: float = 0.0
     """Mean of the Gaussian vectors' channels."""
     sd: float = 1.0

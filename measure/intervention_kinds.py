@@ -83,7 +83,9 @@ class Intervention:
     def check(self, config: ModelConfig | ForeignConfig, seq_len: int) -> None:
         """Check that a model of this shape can be changed so.
 
-        Raises: UsageError: the problem, with the remedy; begins with the name of the field.
+        Raises:
+            UsageError: the intervention is impossible; the message begins with the name of the field and ends with the
+                remedy.
         """
         kind, n_layers = KINDS.get(self.kind), config.n_layers
         if kind is None:

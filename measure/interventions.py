@@ -114,9 +114,9 @@ def intervene(
         what: the intervention.
         random_NT: random tokens that means of values are over; by default the probe.
         documents_NT: numbers of the tokens' documents, −1 of padding, whose prediction does not count.
-        is_text: whether the loss of the next tokens says anything.
+        is_text: if the loss of the next tokens is meaningful.
         batch_size: sequences in one pass, at most; the result does not depend on it.
-        advance: is called with the number of passes that are done.
+        advance: called with the number of finished passes.
 
     Raises:
         UsageError: see :meth:`Intervention.check`; or a block does not show what is to be changed.
@@ -169,7 +169,7 @@ def _check_seen(model: Decoder | ForeignModel, what: Intervention, seq_len: int)
 def _tapped(
     model: Decoder | ForeignModel, place: ChangedPlace, layers: Collection[int], tap: Tap, seq_len: int
 ) -> Iterator[None]:
-    """Within the context, call ``tap`` with the result of a place of the blocks; it decides the replacement."""
+    """Call ``tap``, within the context, with the result of a place of the blocks; ``tap`` decides the replacement."""
     with ExitStack() as stack:
         if place == "aggregation":
             _tap_attention(model, layers, tap, stack)

@@ -51,7 +51,7 @@ def look(model: ForeignModel, seq_len: int) -> None:
     """Inspect a model in advance, so that a later measurement need not. Collective: call on every rank.
 
     Raises:
-        UsageError: it cannot be measured.
+        UsageError: the model cannot be measured.
     """
     with evaluation_mode(model), read_weights(KeySummer):
         model.unseen(seq_len)

@@ -205,7 +205,7 @@ class Observed:
     """
 
     name: str
-    """As errors call it."""
+    """Name in errors."""
     quantities: Sequence[Quantity]
     """Quantities that it gives."""
 
@@ -230,7 +230,7 @@ class MetricSource:
     """A metric class that observes a pass itself, checked but not yet instantiated."""
 
     name: str
-    """As errors call it."""
+    """Name in errors."""
     quantities: tuple[Quantity, ...]
     make: Callable[[Sizes], Metric]
 

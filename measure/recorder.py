@@ -80,7 +80,7 @@ def snapshot_of(
 
     Args:
         model: the measured model.
-        found: its measurement.
+        found: measurement of the model.
         probe_NT: the probe ``[N, T]``.
         probe_seed: seed of the probe.
         about: facts about the model; begins with ``step``.
@@ -480,7 +480,7 @@ class SnapshotRecorder:
             )
 
         def with_gradient() -> Measurement:
-            # Of a pass back too, which keeps what the pass forwards gave.
+            # The same holds for a backward pass, which keeps the results of the forward pass.
             batch_size = self.config.on_any_device
             return with_gradients(
                 found, measure_gradients(model, tokens_NT, batch_size=batch_size, documents_NT=documents_NT)

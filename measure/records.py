@@ -416,7 +416,7 @@ def step_of(folder: Path) -> int:
     """Return the step that a checkpoint's or a snapshot's folder is named after.
 
     Raises:
-        RunError: its name is not that of such a folder.
+        RunError: the name is not that of such a folder.
     """
     step = _STEP_NAME.fullmatch(folder.name)
     if step is None:
@@ -452,7 +452,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 def metrics_by_step(run: RunDir) -> dict[int, dict[str, float]]:
-    """Merge the lines of ``metrics.jsonl`` by step, in step order; of two lines for one step, the later one holds."""
+    """Merge the lines of ``metrics.jsonl`` by step, in step order; the later of two lines for one step holds."""
     merged: dict[int, dict[str, float]] = {}
     for record in read_metrics(run.metrics):
         merged.setdefault(int(record["step"]), {}).update(record)

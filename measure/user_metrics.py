@@ -37,7 +37,7 @@ def find_metric(metric: MetricLike) -> MetricSource:
     """Import and check a user's metric.
 
     Raises:
-        UsageError: it cannot be imported, is not a metric, or declares nothing or something impossible.
+        UsageError: the metric cannot be imported, is not a metric, or declares nothing or something impossible.
     """
     found = import_own(metric, "snapshot.metrics") if isinstance(metric, str) else metric
     own = found if isinstance(found, type) else type(found)

@@ -99,8 +99,8 @@ def documents_apart(model: Decoder | ForeignModel) -> bool:
 
 @contextmanager
 def batch_shown(observer: MetricObserver, tokens_BT: Tensor, documents_BT: Tensor | None) -> Iterator[None]:
-    """Within the context, give the observer the batch and, for sequences of several documents, the documents' first
-    positions.
+    """Give the observer, within the context, the batch and, for sequences of several documents, the first positions of
+    the documents.
     """
     observer.tokens_BT = tokens_BT
     if documents_BT is None:

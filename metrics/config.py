@@ -49,7 +49,7 @@ class LineageTestConfig:
     """Random draws of a null that has any; by default 100, and 9999 for ``dimensions_sampled``."""
 
     null_seed: int = 0
-    """Decides the draws, and nothing else."""
+    """Seed of the draws, and of nothing else."""
 
     def n_dimensions(self, width: int) -> int:
         """Return the number of identity dimensions to look for in each model."""

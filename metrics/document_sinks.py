@@ -47,9 +47,9 @@ class DocumentSinks(AdditiveMetric):
         """Add a batch.
 
         Args:
-            layer: from 0.
+            layer: index of the layer, from 0.
             on_first_2BHT: weight of every query on the first token of its document, as it is and over its row's sum.
-            first_BT: where that token is.
+            first_BT: position of that token.
         """
         place_T = torch.arange(first_BT.shape[1], device=first_BT.device)
         counts_BT = (first_BT > 0) & (place_T > first_BT)

@@ -83,7 +83,7 @@ def quantities_of(summary: Mapping[str, Any]) -> dict[str, Quantity]:
         summary: summary of the snapshot.
 
     Raises:
-        ValueError: its declarations are damaged.
+        ValueError: the metric's declarations are damaged.
     """
     return {**MEASURED, **{q.name: q for q in map(Quantity.from_json, summary.get("quantities") or ())}}
 

@@ -178,7 +178,7 @@ class Column:
     """Settings for a quantity's column in a table."""
 
     heading: str = ""
-    """By default the quantity's label; a line break where a narrow heading has one."""
+    """Heading, by default the quantity's label; a line break where a narrow heading has one."""
     place: int = 100
     """Order from the left; those of one place stand in the order of their declarations."""
     gives_way: int = 1

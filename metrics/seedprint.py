@@ -141,12 +141,12 @@ def compare(
     Args:
         x: the first model's; ``base`` takes its identity dimensions.
         y: the second model's.
-        recipe: how.
-        probe: what kind of inputs they were, for the warnings.
+        recipe: settings of the test.
+        probe: kind of the inputs, for the warnings.
         vocab_size: the models' vocabulary, for the warnings.
 
     Raises:
-        ValueError: they are not of one shape.
+        ValueError: the states differ in shape.
     """
     a, b = (z if isinstance(z, HiddenStates) else HiddenStates(z) for z in (x, y))
     if a.x_ND.shape != b.x_ND.shape:

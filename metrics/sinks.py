@@ -61,9 +61,9 @@ class KeySummer:
 
     Args:
         shape_BHT: sequences, heads and positions of the layer.
-        rows_sum_to_one: whether there is nothing to divide by.
-        causal: whether no query gives weight to a later key; in a prefix, some do.
-        first_BT: where each position's document begins, if documents are told apart.
+        rows_sum_to_one: if the weights need not be divided by their row's sum.
+        causal: if no query gives weight to a later key; in a prefix, some do.
+        first_BT: first position of each position's document, if documents are told apart.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class AttentionSinks(AdditiveMetric):
         seq_len: T, the length of every probe sequence, at least 2.
         epsilon: importance above which a key counts as a sink (0.3 at T = 64 is the published setting [AS]).
         grid: further values of ε; each costs one comparison per key, and L·H·T counts.
-        rows_sum_to_one: whether normalised weights are the weights, and need not be kept beside them.
+        rows_sum_to_one: if normalised weights equal the weights, and need not be kept beside them.
     """
 
     mass_sum: Tensor

@@ -32,9 +32,9 @@ def write_birth(
     Args:
         config: the model.
         init_seed: the seed of the birth.
-        folder: where the files go; it exists and holds none of them.
+        folder: folder for the files; it exists and holds none of them.
         max_shard_bytes: largest sum of the parameters of one shard, in bytes.
-        each: is shown every parameter's name and initial values, in name order, before it is written.
+        each: called with every parameter's name and initial values, in name order, before it is written.
 
     Returns:
         The birth's certificate, as :func:`~birthmark.models.birth.certificate_of` gives it.

@@ -123,8 +123,8 @@ class Decoder(nn.Module):
             targets_BS: int64 ids of the tokens that follow the last S positions, −100 for those that do not count.
             z_loss: coefficient of the squared log-sum-exp in the losses.
             dropout: masks of a training pass.
-            global_choices: for the load-balance loss of experts in training, sums the choices of each expert over the
-                global batch that contains these tokens; None: they are the whole batch.
+            global_choices: function for the load-balance loss of experts in training: it sums the choices of each
+                expert over the global batch that contains these tokens; None: they are the whole batch.
             last_only: compute logits at the last position only.
             observer: shown the places named in ``models/observe.py`` as the pass runs.
             cache: holds the positions before these tokens; these are added.

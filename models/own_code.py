@@ -128,7 +128,7 @@ def _code_folders() -> list[str]:
 
 @contextmanager
 def _search_path(folders: Sequence[str]) -> Iterator[None]:
-    """Within the context, append ``folders`` to Python's path, and remove the working folder that Python puts first.
+    """Append ``folders`` to Python's path within the context, and remove the working folder that Python puts first.
 
     Additions that modules make to the path inside are kept.
     """

@@ -13,17 +13,17 @@ class ParameterRole(StrEnum):
     """Role of a parameter in a pass."""
 
     MATRIX = "matrix"
-    """Maps vectors to vectors."""
+    """A matrix that maps vectors to vectors."""
     EMBEDDING = "embedding"
     """Table of vectors, of tokens or of positions."""
     HEAD = "head"
-    """Maps the residual stream to the logits of all tokens."""
+    """The map from the residual stream to the logits of all tokens."""
     GAIN = "gain"
-    """Scales what passes."""
+    """Factors that scale their input."""
     DECAYED_GAIN = "decayed_gain"
-    """Scales what passes, and decays with the matrices, as the authors of its arm train it."""
+    """Factors that scale their input and decay with the matrices, as the authors of the arm train them."""
     BIAS = "bias"
-    """Is added: to an output, to a score, to what a gate sees; or stands as a key or value of its own."""
+    """A term added to an output, to a score, or to a gate's input; or a key or value of its own."""
 
 
 @runtime_checkable

@@ -103,7 +103,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def gathered_in_passes(model: nn.Module) -> Iterator[None]:
-    """Within the context, gather each module's weights for its pass, in a model that ZeRO 3 shards and that has no
+    """Gather each module's weights for its pass, within the context, in a model that ZeRO 3 shards and that has no
     engine yet.
 
     Collective: all ranks make the same passes, without gradients. Other models gather by themselves, or need not.

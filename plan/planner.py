@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def order(self) -> tuple[bool, float, float, float]:
-        """Sorts plans, the best first.
+        """Sort key of plans, the best first.
 
         First those that leave a margin of memory; then the longer of computing and sending, as if the other were
         hidden, or FLOPs where times are not known; then bytes sent; then the peak.
@@ -115,8 +115,8 @@ class Planner:
 
     Args:
         config: the run; precision ``auto`` is decided for the cluster.
-        cluster: where.
-        rehearsed: is called after every rehearsal.
+        cluster: the cluster.
+        rehearsed: called after every rehearsal.
     """
 
     config: RunConfig

@@ -31,7 +31,7 @@ Sharding = Callable[[TrainerConfig, torch.device], Sharder]
 
 @contextmanager
 def _group(n: int) -> Iterator[None]:
-    """Within the context, be rank 0 of a process group of ``n`` processes, of which no other exists."""
+    """Simulate, within the context, rank 0 of a process group of ``n`` processes, of which no other exists."""
     if dist.is_initialized():
         raise UsageError(
             "a plan needs a process of its own, and this one is in a process group: run it without a launcher"

@@ -16,8 +16,8 @@ from .rehearsal import Sharding
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _GATHERED, _ = range(len(PARTS))
 
-#: DeepSpeed's defaults, which `trainer/strategies/zero.py` keeps, in elements: of a bucket of gradients, of the weights
-#: that ZeRO 3 may hold gathered, and of one part of its update.
+#: DeepSpeed's defaults, which `trainer/strategies/zero.py` keeps, in elements: size of a bucket of gradients, of the
+#: weights that ZeRO 3 may hold gathered, and of one part of its update.
 BUCKET, LIVE, SUB_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
 
 

@@ -25,9 +25,11 @@ class Upkeep:
     checkpoint_part: float
     """Bytes of the largest part that one process writes."""
     copying_seconds: float | None
-    """For which training stands still while that part is copied; None without a GPU. It is written beside training."""
+    """Seconds that training stands still while that part is copied; None without a GPU. It is written beside
+    training.
+    """
     writing_seconds: float
-    """For which the machine that writes most does so."""
+    """Seconds of writing on the machine that writes most."""
     host_per_node: float
     """Bytes of the copies in that machine's memory, kept from one checkpoint to the next."""
     snapshot_memory: float | None
@@ -45,7 +47,7 @@ def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
 
     Args:
         planner: planner of the run.
-        trainer: its strategy.
+        trainer: the trainer's settings, with the strategy.
         drive: bytes per second that one machine writes.
     """
     config, cluster = planner.config, planner.cluster

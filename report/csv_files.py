@@ -108,7 +108,8 @@ def data_folder(page: Path) -> Path:
 def check_data_folder(folder: Path) -> None:
     """Refuse a folder that holds anything but CSV files: it is replaced as a whole.
 
-    Raises: UsageError: it does, or it is not a folder.
+    Raises:
+        UsageError: it holds another file, or is not a folder.
     """
     if folder.exists():
         foreign = [folder] if not folder.is_dir() else sorted(p for p in folder.iterdir() if p.suffix != ".csv")

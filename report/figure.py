@@ -44,7 +44,8 @@ def save_figure(
 ) -> None:
     """Write one figure of ``runs`` to ``out``, whose ending decides the format; the same input gives the same bytes.
 
-    Args: runs: the runs.
+    Args:
+        runs: the runs to show.
         name: a section's (``sink``), or the one of a CSV file (``sink-map``).
         out: ends in .pdf, .svg or .png.
         width: inches.

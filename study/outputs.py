@@ -26,17 +26,17 @@ class Outputs:
     """Functions that print and write the results of a study. Nothing is made before they are called."""
 
     show: Callable[[Console], object]
-    """Prints them."""
+    """Function that prints the results."""
     table: Callable[[], str]
     """Content of ``table.md``."""
     write_csv: Callable[[Path], object]
-    """Writes the table for programs to a path."""
+    """Function that writes the table for programs to a path."""
     draw: Callable[[Path], list[str]]
-    """Draws pictures into a folder and gives their names; not called where matplotlib is missing."""
+    """Function that draws pictures into a folder and returns their names; not called where matplotlib is missing."""
     page: Callable[[], str]
     """Content of ``index.html``."""
     write_more: Callable[[Console], object] = _nothing
-    """Writes files that a kind of study has beside these, and prints their names."""
+    """Function that writes further files of this kind of study, and prints their names."""
 
 
 def end_study(

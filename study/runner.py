@@ -55,12 +55,15 @@ class _Process:
 def run_trials(
     trials: Sequence[Trial], jobs: int, console: Console, out: Path, *, retries: int = 0, wait: bool = True
 ) -> list[Failure]:
-    """Bring every trial to its last step, ``jobs`` at a time; finished ones are skipped. Args: trials: the trials.
+    """Bring every trial to its last step, ``jobs`` at a time; finished ones are skipped.
+
+    Args:
+        trials: the trials.
         jobs: runs at a time.
-        console: where to print.
+        console: the console to print to.
         out: the study's folder, whose other processes take none of these trials meanwhile.
-        retries: how often a trial that failed is started again; what another start cannot mend is not.
-        wait: for trials that other processes run, until they are finished or free.
+        retries: number of restarts of a failed trial; an error that a restart cannot cure is not retried.
+        wait: if to wait for trials that other processes run, until they are finished or free.
 
     Returns:
         The trials that failed. A failure stops no other trial.

@@ -46,7 +46,7 @@ def read_scaled_study(file: Path, fields: Sequence[str], at_one_scale: AtOneScal
     Args:
         file: YAML.
         fields: fields that a scale may replace; the file has these, and ``kind``, ``name``, and ``scales``.
-        at_one_scale: reads and checks them.
+        at_one_scale: function that reads and checks them.
     """
     content, reader = read_fields(file), Reader(file)
     reader.known(content, ("kind", "name", *fields, "scales"), "")

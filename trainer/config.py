@@ -337,7 +337,7 @@ class RunConfig:
     """Folder that the run writes to; by default runs/NAME. It must not hold a run yet."""
 
     init_seed: int = 0
-    """Decides every parameter at birth, and nothing else."""
+    """Seed of every parameter at birth, and of nothing else."""
 
     init_from: str = ""
     """Start from a checkpoint in place of a birth: RUN (its last), RUN@STEP or a checkpoint's folder; or one of

@@ -71,7 +71,7 @@ def check_groups(where: str, content: Any, config: type = RunConfig, group: str 
     """Refuse a value in place of a group of fields, which the parser would ignore, and infinite numbers.
 
     Raises:
-        UsageError: it begins with ``where`` and names the group.
+        UsageError: a group is unknown; the message begins with ``where`` and names the group.
     """
     if not isinstance(content, dict):
         raise UsageError(f"{where}{group or 'the file'} is {shown(content)}; write fields as `name: value` under it")

@@ -48,7 +48,7 @@ def use_fp8(model: Decoder, *, emulate: bool = False) -> None:
     largest elements. Maps with a side that is no multiple of 16 stay as they are, and so do routers and gates.
 
     Args:
-        model: its weights may be sharded; what is multiplied is what a pass has gathered.
+        model: the model; its weights may be sharded: a pass multiplies with the gathered ones.
         emulate: round to fp8, and multiply in the inputs' dtype: on devices that have no fp8.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training

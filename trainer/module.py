@@ -95,11 +95,12 @@ class PretrainModule(L.LightningModule):
     Args:
         model: the decoder, already born.
         optim: optimizer and learning rate.
-        trainer: for ``max_steps`` (the schedule's length), ``compile`` and ``max_skipped``.
+        trainer: settings of the trainer, read for ``max_steps`` (the schedule's length), ``compile`` and
+            ``max_skipped``.
         progress: told the phase of the training.
         n_targets: function from sample numbers to tokens to predict; None if all have the same number.
         borders: rule by which ids mark the beginnings of documents.
-        base: for a model with an adapter, the digest of everything else: checkpoints hold only the adapter, and name
+        base: digest of everything beside the adapter, for a model with one: checkpoints hold only the adapter, and name
             the digest. It is trained without dropout.
         data_seed: seed of dropout for each sample.
     """
@@ -287,8 +288,12 @@ class PretrainModule(L.LightningModule):
             raise error
 
     def check_finite(self, *, weights: bool = False) -> None:
-        """Raise RunError, on every rank, if too many steps have been skipped so far. Collective: call on every rank.
-        Waits for the device. Args: weights: True if the weights must be finite too.
+        """Raise RunError, on every rank, if too many steps have been skipped so far.
+
+        Collective: call on every rank. Waits for the device.
+
+        Args:
+            weights: if the weights must be finite too.
         """
         error = self._too_many_skipped()
         if error is None and weights and (what := self._diverged_weight()) is not None:

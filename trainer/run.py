@@ -321,12 +321,12 @@ def pretrain(
         config: the whole run.
         run: an unused directory, or with ``resume`` one that holds this run.
         resume: go on from the last checkpoint, or from birth where there is none yet.
-        console: where progress is printed; by default the terminal.
+        console: console for the progress; by default the terminal.
         report: write the run's page at the end; W&B gets it, so that a run that is logged there always has one.
 
     Raises:
-        UsageError: what the config asks cannot be done.
-        RunError: it failed on the way; all checkpoints so far are intact.
+        UsageError: the config asks for something impossible.
+        RunError: the run failed on the way; all checkpoints so far are intact.
     """
     check_installed(config.log)
     process = check_launch(config.trainer, launched_process())

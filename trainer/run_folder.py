@@ -186,15 +186,15 @@ def begin_run(
 
     Args:
         config: the run.
-        run: its folder.
-        model: at step 0.
+        run: folder of the run.
+        model: the model at step 0.
         birth: digest of the model.
         data: the prepared corpus.
         resume: go on from the last checkpoint, or from birth where there is none yet.
 
     Raises:
         UsageError: another process writes the run; the folder is in use; or a checkpoint cannot be loaded to a drive.
-        RunError: with ``resume``, model or corpus are not those that the run began with.
+        RunError: with ``resume``, model or corpus differ from those that the run began with.
     """
     with _claim(run):
         if not resume:

@@ -67,7 +67,7 @@ def check_own_config(file: Path) -> None:
     before this check have no checksum, and theirs must have its last group of fields.
 
     Raises:
-        RunError: it was changed or cut off; names the mend.
+        RunError: the file was changed or cut off; the message names the remedy.
     """
     if not _is_own(file):
         return

@@ -18,8 +18,8 @@ from .method import Finding, Method
 
 
 def aligned(wide_VD: np.ndarray, narrow_VD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each column of the narrower table, find the wider table's column that equals it up to a sign, and
-    that sign.
+    """Match each column of the narrower table with the wider table's column that equals it up to a sign; return these
+    columns and signs.
     """
     wide, narrow = (x / np.linalg.norm(x, axis=0) for x in (wide_VD.astype(float), narrow_VD.astype(float)))
     cosines = wide.T @ narrow

@@ -23,10 +23,10 @@ _LEAST_LOG10_P = -1e5
 
 
 def matching(a_FX: np.ndarray, b_FX: np.ndarray) -> np.ndarray:
-    """For each row of one matrix, find its row of the other, such that the sum of cosines is largest (the paper's
+    """Match each row of one matrix with a row of the other, such that the sum of cosines is largest (the paper's
     Algorithm 2).
 
-    The released code of ``match`` minimises the sum of squared distances instead; for rows of equal length both agree.
+    The released code of ``match`` takes the smallest sum of squared distances instead; rows of one length agree.
     """
     unit_a, unit_b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a_FX.astype(float), b_FX.astype(float)))
     return linear_sum_assignment(unit_a @ unit_b.T, maximize=True)[1]

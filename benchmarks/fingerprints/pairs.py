@@ -70,9 +70,9 @@ class Life:
     trained: Evidence
     continued: Evidence
     model: Model
-    """After the first training."""
+    """Model after the first training."""
     loss: float
-    """At its end, in nats."""
+    """Loss at the end of the first training, in nats."""
 
 
 def lead(family: str, i: int, scale: Scale, probe: FingerprintProbe) -> Life:

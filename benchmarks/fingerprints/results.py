@@ -60,7 +60,7 @@ class Summary(NamedTuple):
     false: Rate
     """The other half of the strangers above it."""
     area: float
-    """Under the ROC curve."""
+    """Area under the ROC curve."""
     ms: float
     """Mean processor time of a test."""
     power_of: Mapping[str, Rate]

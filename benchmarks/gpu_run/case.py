@@ -21,7 +21,7 @@ class Setting:
     tiny: bool
     """A rehearsal: tiny shapes and two rounds."""
     deadline: float
-    """On the clock of ``time.monotonic``: no case starts that would not be over by then."""
+    """Deadline on the clock of ``time.monotonic``: no case starts that would not be over by then."""
 
     arms: tuple[str, ...] = ("plain", "headnorm")
     """Arms of the study."""
@@ -42,7 +42,7 @@ class Case:
 
     name: str
     run: Callable[[Setting], Iterator[dict[str, Any]]]
-    """Gives rows for the record: ``table``, then its columns."""
+    """Function that yields rows for the record: ``table``, then its columns."""
     seconds: float = 30.0
     """Seconds that it may take on an H100, cold: it is not started with less time left."""
 

@@ -35,9 +35,9 @@ class Fit:
     mfu: float | None
     """None where the device's peak is not known."""
     peak_bytes: int | None
-    """Over what was held before the model was made; None where the system does not say."""
+    """Peak over the bytes held before the model was made; None if the system does not report it."""
     first_step_s: float
-    """With everything that is compiled or chosen once."""
+    """Seconds of the first step, with everything that is compiled or chosen once."""
 
 
 class _Marks(L.Callback):

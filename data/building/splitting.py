@@ -101,7 +101,7 @@ def evaluation_texts(config: DataConfig) -> tuple[Corpus, str]:
     """Open the texts of ``data.decontaminate``, which must be set, all in one split, with the hash of their content.
 
     Raises:
-        UsageError: they cannot be read; the message names the field.
+        UsageError: the texts cannot be read;  the message names the field.
     """
     path = config.decontaminate
     assert path is not None

@@ -27,7 +27,7 @@ def staged(folder: Path, meta: dict[str, Any], stage_to: Path, verify: str, sche
 
     Raises:
         UsageError: ``stage_to`` cannot be written to.
-        RunError: it is full, or a file of the folder, or of the copy, is damaged.
+        RunError: the copy's drive is full, or a file of the folder, or of the copy, is damaged.
     """
 
     def copy(scratch: Path) -> dict[str, Any]:

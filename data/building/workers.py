@@ -41,7 +41,7 @@ def in_processes(
 
     Args:
         function: function at the top level of a module.
-        jobs: its arguments; they and the results are pickled.
+        jobs: arguments of the calls; they and the results are pickled.
         n_workers: processes; below 2, or with one job, this one does the work,
         apart: use another process even then, so that a job's memory ends with it.
 

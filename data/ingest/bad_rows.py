@@ -116,7 +116,7 @@ def check_first_row(path: Path, column: str) -> None:
     the header, it takes the first column as names of the rows, and each text from the column beside.
 
     Raises:
-        UsageError: it does not; names the line.
+        UsageError: the file begins otherwise; the message names the line.
     """
     if (suffix := path.suffix.lower()) == ".jsonl":
         with path.open("rb") as file:

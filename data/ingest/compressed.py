@@ -43,7 +43,7 @@ def content(path: Path, most: int) -> bytes:
     """Return a file's content, without its compression; see `birthmark.files.read_bytes`.
 
     Raises:
-        UsageError: it cannot be read, or its compression is damaged.
+        UsageError: the file cannot be read, or its compression is damaged.
     """
     if not is_compressed(path):
         return read_bytes(path, most, UsageError)
@@ -57,7 +57,7 @@ def unpacked(path: Path, cache_dir: Path) -> Path:
     """Return a file without its compression: itself, or a copy in ``cache_dir``, reused while the file is unchanged.
 
     Raises:
-        UsageError: it cannot be read, or its compression is damaged.
+        UsageError: the file cannot be read, or its compression is damaged.
         RunError: the disk is full.
     """
     if not is_compressed(path):
@@ -78,7 +78,7 @@ def content_blocks(path: Path, size: int = _BLOCK) -> Iterator[bytes]:
     """Yield a file's content, without its compression, in blocks of at most ``size`` bytes.
 
     Raises:
-        UsageError: it cannot be read, or its compression is damaged.
+        UsageError: the file cannot be read, or its compression is damaged.
     """
     check_file(path, fail=UsageError)
     open_file = _OPEN[path.suffix.lower()] if is_compressed(path) else _open_plain

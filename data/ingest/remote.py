@@ -45,7 +45,7 @@ class _Found(NamedTuple):
     key: str
     """Path below the named folder, or the file's name."""
     path: str
-    """As its file system has it."""
+    """Path in its file system."""
     facts: dict[str, Any]
 
 
@@ -54,7 +54,7 @@ def localised(config: DataConfig) -> DataConfig:
 
     Raises:
         UsageError: no such file, no access, or a protocol without its package; one line with the URL.
-        RunError: it hangs, or cannot be read after three tries; one line with the URL.
+        RunError: the download hangs, or fails three times; the message is one line with the URL.
     """
 
     def path(named: Any) -> Any:
@@ -208,8 +208,8 @@ class _Store:
         """Copy a file.
 
         Raises:
-            UsageError: it is gone, or forbidden.
-            RunError: it hangs, or cannot be read.
+            UsageError: the file is gone, or forbidden.
+            RunError: the download hangs, or the file cannot be read.
         """
         from fsspec.callbacks import Callback
 

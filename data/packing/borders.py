@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PADDING = -100
-"""Stands in samples where there is no token; as a target it counts nowhere."""
+"""Value in samples at places without a token; as a target it counts nowhere."""
 
 
 @dataclass(frozen=True)

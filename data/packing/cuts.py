@@ -183,7 +183,7 @@ class Layout:
 
         Args:
             tokens: tokens of the split.
-            split: its name.
+            split: name of the split.
             seq_len: positions of a sequence.
             of: values that, with ``split``, identify these tokens.
             cache_dir: folder for an index.

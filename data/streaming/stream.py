@@ -64,7 +64,7 @@ class StreamSettings:
 
 class _Buffer(NamedTuple):
     place: StreamPlace
-    """At its first window."""
+    """Place at its first window."""
     tokens: np.ndarray
     """uint32 ``[buffer · seq_len + 1]``."""
     order: np.ndarray

@@ -26,7 +26,7 @@ class StreamedTable:
     """The text column of a ``hf:`` set or of tabular files.
 
     Raises:
-        UsageError: it is no set of tables, or cannot be opened.
+        UsageError: the path holds no set of tables, or cannot be opened.
     """
 
     def __init__(self, config: DataConfig) -> None:
@@ -85,7 +85,7 @@ class StreamedTable:
         """Yield the texts of a file from a row on, in its order.
 
         Raises:
-            RunError: it cannot be read.
+            RunError: a file cannot be read.
         """
         row = 0
         try:

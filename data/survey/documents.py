@@ -26,7 +26,7 @@ class SurveyedCorpus:
     """Base of such corpora; subclasses know hashes and sizes, and read documents."""
 
     kind: str
-    """As a run's record calls it."""
+    """Name of the kind in a run's record."""
     own_splits = ""
     """Name of the rule for its own splits, if that is not the documents' names."""
 

@@ -43,7 +43,7 @@ def read_numpy(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
     """Read a file that ``numpy.save`` wrote; layout: numpy's NEP 1.
 
     Raises:
-        UsageError: it is not a flat array of whole numbers, or it is cut short.
+        UsageError: the file is not a flat array of whole numbers, or is cut short.
     """
     with path.open("rb") as file:
         start = file.read(12)

@@ -58,7 +58,7 @@ class OwnShards:
 
     Raises:
         UsageError: fields are given that it decides itself.
-        RunError: it is damaged.
+        RunError: a shard is damaged.
     """
 
     kind = "shards"

@@ -26,7 +26,7 @@ class TokenFormat:
 
     recognises: Callable[[Path], bool]
     read: Callable[[str, Path, str], list[TokenFile]]
-    """From a key, the path and ``data.token_dtype``."""
+    """Function that reads the files, from a key, the path and ``data.token_dtype``."""
 
 
 #: The first that recognises a path reads it.

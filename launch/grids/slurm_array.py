@@ -68,7 +68,7 @@ def submit(file: Path) -> str:
 
     Raises:
         UsageError: there is no sbatch.
-        RunError: it refused.
+        RunError: sbatch refused the file.
     """
     if shutil.which("sbatch") is None:
         raise UsageError(f"--submit: no sbatch on this machine; {file} is written, submit it where there is one")

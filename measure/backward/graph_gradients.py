@@ -64,7 +64,7 @@ def _edges(h_BTD: Tensor) -> list[GradientEdge]:
 
 @contextmanager
 def _from_embeddings(model: Any) -> Iterator[None]:
-    """Within the context, begin the graph at the token embeddings, whichever parameters are trained."""
+    """Begin the graph, within the context, at the token embeddings, whichever parameters are trained."""
 
     def begin(module: nn.Module, inputs: Any, x_BTD: Tensor) -> Tensor:
         return x_BTD.detach().requires_grad_()
@@ -83,10 +83,10 @@ class GraphGradients:
 
     Args:
         model: the wrapped model, which is left as it was.
-        norms: what gradients are added to.
+        norms: sums that gradients are added to.
 
     Raises:
-        UsageError: its parameters are sharded.
+        UsageError: the model's parameters are sharded.
     """
 
     def __init__(self, model: ForeignModel, norms: GradientNorms) -> None:

@@ -95,7 +95,7 @@ def read_model(
 
     Args:
         name: name of the model, for messages.
-        model: on the device where it is to run.
+        model: the model, on the device for the pass.
         tokens_NT: int64 ids ``[N, T]``, the same for all models.
         folder: an empty one.
         documents_NT: numbers of the tokens' documents, which a model with ``attention.documents`` keeps separate.

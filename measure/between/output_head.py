@@ -61,7 +61,7 @@ def check_head(model: Decoder | ForeignModel, head: OutputHead, x_BTD: Tensor, l
     """Compare the head's logits of the last position with those that the model itself gave.
 
     Raises:
-        UsageError: they differ: the model has a further step between final states and logits.
+        UsageError: the logits differ: the model has a further step between final states and logits.
     """
     own = last_BV.float()
     worst, scale = (head(x_BTD[:, -1]).float() - own).abs().max(), own.std()
@@ -72,8 +72,8 @@ def check_head(model: Decoder | ForeignModel, head: OutputHead, x_BTD: Tensor, l
 
 @contextmanager
 def final_states(model: Decoder | ForeignModel) -> Iterator[list[Tensor]]:
-    """Within the context, let each forward pass replace the list's content by its final hidden states ``[B, T, D]``,
-    those that the head reads.
+    """Keep the final hidden states ``[B, T, D]`` that the head reads: within the context, each forward pass replaces
+    the content of the list.
     """
     kept: list[Tensor] = []
 

@@ -25,7 +25,7 @@ class PassByBlock:
     """Pass in which all batches pass one block before any passes the next.
 
     Args:
-        decoder: whose blocks come one at a time.
+        decoder: decoder whose blocks come one at a time.
     """
 
     by_block = True

@@ -35,7 +35,7 @@ def show_expert_units(
     Args:
         show: called with them.
         experts: the module, whose weights are whole, or lie where ``accelerate`` keeps them.
-        x_ND: its input, all positions of all sequences in one axis.
+        x_ND: input of the module, all positions of all sequences in one axis.
         chosen_NK: each token's experts.
         n_positions: T.
     """
@@ -53,7 +53,7 @@ def show_expert_units(
 
 @contextmanager
 def weights_here(module: nn.Module) -> Iterator[None]:
-    """Within the context, bring the module's weights into memory if ``accelerate`` keeps them elsewhere between
+    """Bring the module's weights into memory within the context, if ``accelerate`` keeps them elsewhere between
     passes.
     """
     if not hasattr(module, "_hf_hook"):

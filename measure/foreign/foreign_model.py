@@ -100,7 +100,9 @@ class ForeignModel(nn.Module):
         self.config = _shape(config, self._type, self._blocks, self._places)
         self._unseen: tuple[Unseen, ...] | None = None
         self.change_attention: ChangeAttention | None = None
-        """Changes the value aggregations of observed passes, where it is set (measure/interventions.py)."""
+        """Function that changes the value aggregations of observed passes, where it is set
+        (measure/interventions.py).
+        """
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -331,8 +333,8 @@ def _stored(module: nn.Module) -> Tensor:
 
 @contextmanager
 def _own_forward(model: nn.Module) -> Iterator[None]:
-    """Within the context, call the model without the autocast that ``accelerate`` puts around its forward, in the dtype
-    of its weights.
+    """Call the model, within the context, without the autocast that ``accelerate`` puts around its forward, in the
+    dtype of its weights.
     """
     attributes = vars(model)
     wrapped, own = attributes.get("forward"), attributes.get("_original_forward")

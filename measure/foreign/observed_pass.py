@@ -118,7 +118,7 @@ class ObservedPass:
 
     @contextmanager
     def rounding(self) -> Iterator[None]:
-        """Within the context, perturb attentions by the rounding of their dtype, and do not show them."""
+        """Perturb attentions, within the context, by the rounding of their dtype, and do not show them."""
         self._rounds = True
         try:
             yield

@@ -27,7 +27,7 @@ class TheirScores(Scores):
     softcap: float | None = None
     """``c·tanh(s / c)`` in place of s."""
     added: Tensor | None = None
-    """Is added to the scores: ``[B, H, T, S]``, or 1 on any axis but the last."""
+    """Term that is added to the scores: ``[B, H, T, S]``, or 1 on any axis but the last."""
     seen: Tensor | None = None
     """Mask of the keys that a query sees, among those that causality, window and prefix leave: the same shapes,
     bool.
@@ -73,8 +73,8 @@ class ReadMask:
             mask: ``[B, H, T, S]`` or 1 on the first axes: bool, True where a key is seen; or floating, added to scores,
                 hugely negative where a key is not seen. None: every key that causality and window leave.
             n_positions: T, which is S: there is no cache.
-            window: where there is no mask, the sliding window.
-            causal: where there is no mask, whether a query sees no later key.
+            window: the sliding window, if there is no mask.
+            causal: if a query sees no later key, when there is no mask.
         """
         if mask is None:
             window = window if window and window < n_positions else None
@@ -162,8 +162,8 @@ class Attending:
         return found
 
     def rounded(self) -> Tensor:
-        """Sum the values, ``[B, H, T, K]`` in float64, with every number perturbed by the rounding on the way: of the
-        products, of the scores each time that they are stored, of the weights, and of the sum.
+        """Sum the values, ``[B, H, T, K]`` in float64, and perturb every number by the rounding on the way: products,
+        scores each time that they are stored, weights, and the sum.
         """
         scores, dtype = self.scores, self.v_BGSK.dtype
         # Models of float64 have their softmax in float32.

@@ -91,7 +91,7 @@ def check_reach(model: str, positions: str, max_seq_len: int, length: int) -> No
     """Check that a model can read so many positions.
 
     Raises:
-        UsageError: its learned positions end before.
+        UsageError: the model's learned positions end before.
     """
     if positions == "learned" and length > max_seq_len:
         raise UsageError(

@@ -70,4 +70,4 @@ GRADIENTS = (
         for place, plural in (("query", "queries"), ("key", "keys"), ("value", "values"))
     ),
 )
-"""Not from the pass that gives all else: ``measure/backward`` takes them from a pass of their own."""
+"""Quantities that ``measure/backward`` takes from a pass of their own."""

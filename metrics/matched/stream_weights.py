@@ -21,9 +21,10 @@ class StreamWeights:
     tables: Mapping[str, np.ndarray]
     """Token vectors float32 ``[R, D]`` by name: embeddings, and the output head where it is not the same."""
     units: Mapping[str, np.ndarray]
-    """By place in the model, float32 ``[N, M, D]``: every unit's vectors in the residual stream, one per map that reads
-    or writes it. A unit is what has a number in a block and no other mark: a hidden unit of the MLP, a channel of the
-    values."""
+    """Every unit's vectors in the residual stream, one per map that reads or writes it: float32 ``[N, M, D]`` by place
+    in the model. A unit is what has a number in a block and no other mark: a hidden unit of the MLP, a channel of the
+    values.
+    """
 
 
 def spread_rows(n: int, most: int) -> np.ndarray:

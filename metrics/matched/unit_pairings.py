@@ -38,9 +38,9 @@ class UnitPairings:
     mean: float
     """Exact mean of the same statistic under random pairings."""
     sd: float
-    """Likewise."""
+    """Exact standard deviation of the statistic under random pairings."""
     k: int
-    """Pairs."""
+    """Number of pairs."""
 
     @property
     def z(self) -> float:
@@ -67,9 +67,9 @@ class BlockCosines:
     """Cosines of all units of one model's block with all of the other's, in two halves of their maps."""
 
     read_NN: np.ndarray
-    """Mean over the first half of the maps, what a unit reads, float64 ``[N, N]``."""
+    """Mean over the first half of the maps, which a unit reads by, float64 ``[N, N]``."""
     written_NN: np.ndarray | None
-    """Over the others, what it writes; None where a unit has one map."""
+    """Mean over the other maps, which a unit writes by; None if a unit has one map."""
     share: float
     """Share of the first half among the maps."""
 

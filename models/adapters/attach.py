@@ -40,8 +40,8 @@ def attach(model: Decoder, adapter: AdapterConfig) -> None:
     would move.
 
     Args:
-        model: on any device; before it is sharded.
-        adapter: what is attached; ``none`` leaves the model as it is.
+        model: the model, on any device; before it is sharded.
+        adapter: adapter to attach; ``none`` leaves the model as it is.
     """
     if not adapter.is_on:
         return

@@ -9,18 +9,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Eviction:
-    """Queries from position ``after`` on do not see all keys before them (StreamingLLM, arXiv 2309.17453).
+    """Eviction of keys: queries from position ``after`` on do not see all keys before them (StreamingLLM, arXiv
+    2309.17453).
 
-    Positions before it are read as ever. A key that is let go of takes its value with it; the others keep the positions
-    that they were read at, rotation included.
+    Earlier queries see all keys. An evicted key takes its value with it; the other keys keep their positions, rotation
+    included.
     """
 
     after: int
-    """The first position that keys are missing for."""
+    """First position that keys are missing for."""
     first: int = 0
-    """So many keys are missing, from position 0 on."""
+    """Number of missing keys, from position 0 on."""
     window: int | None = None
-    """A query sees so many keys up to its own, beside those of ``kept``; None: all."""
+    """Number of keys up to its own that a query sees, beside those of ``kept``; None: all."""
     kept: int = 0
     """Keys from position 0 on that a window leaves where they are, but for the ``first`` ones."""
 

@@ -42,7 +42,7 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
 
     Args:
         x_BHTK: queries or keys.
-        rotation: what :func:`turning` gives; None leaves ``x_BHTK`` as it is.
+        rotation: result of :func:`turning`; None leaves ``x_BHTK`` as it is.
     """
     if rotation is None:
         return x_BHTK

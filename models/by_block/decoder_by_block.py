@@ -38,7 +38,7 @@ class Streaming:
     scratch: str | Path | None = None
     """Folder for hidden states that do not stay in memory."""
     advance: Callable[[int], object] = lambda n_blocks: None
-    """Is called with 1 when all batches have passed a block."""
+    """Function called with 1 when all batches have passed a block."""
 
 
 class DecoderByBlock(Decoder):

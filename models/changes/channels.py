@@ -74,7 +74,7 @@ class ChannelScaling(Change):
     """
 
     factor: float = 4.0
-    """Scales are drawn log-uniformly between its inverse and itself."""
+    """Largest scale; scales are drawn log-uniformly between its inverse and itself."""
 
     def problems(self) -> list[str]:
         """See :class:`Change`."""

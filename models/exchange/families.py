@@ -15,7 +15,7 @@ class Family:
     """A ``model_type``: contents of its ``config.json``, their limits, and the places of its tensors."""
 
     model_type: str
-    """As ``config.json`` names it."""
+    """Name of the family in ``config.json``."""
 
     architecture: str
     """Class with the language-model head."""
@@ -72,7 +72,7 @@ class Family:
     """True if ``AutoTokenizer`` (5.x) splits text by the family's own rules, regardless of ``tokenizer.json``."""
 
 
-#: Activations of ``transformers`` → activations of this decoder; of several names for one, the first is written.
+#: Activations of ``transformers`` → activations of this decoder; if several names mean the same, the first is written.
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",

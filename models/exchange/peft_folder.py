@@ -37,7 +37,7 @@ def write_peft(model: Decoder, folder: Path, base: str) -> None:
     Args:
         model: whole, with its adapter.
         folder: new.
-        base: what peft loads where no model is given: a folder or hub id.
+        base: folder or hub id that peft loads if no model is given.
 
     Raises:
         UsageError: a kind that peft does not have, or an architecture in which it cannot be.

@@ -30,7 +30,7 @@ class Layout:
     """Contents of a folder beside the tokenizer."""
 
     model_type: str
-    """As ``config.json`` names it."""
+    """Name of the family in ``config.json``."""
     config: dict[str, Any]
     """``config.json``, but for what follows from weights and tokenizer."""
     mappings: list[TensorMapping]

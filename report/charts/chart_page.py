@@ -70,7 +70,7 @@ class Finding:
     link: str = ""
     """Id of the block that it leads to."""
     run: int = 0
-    """Decides the colour."""
+    """Number of the run, which decides the colour."""
 
 
 @dataclass(frozen=True)

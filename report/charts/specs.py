@@ -180,9 +180,9 @@ class MatrixPanel:
     values: np.ndarray
     """``[rows, columns]``; NaN where there is none."""
     pale: float = 0.0
-    """Up to this size a cell has nearly no colour."""
+    """Size up to which a cell has nearly no colour."""
     full: float = 1.0
-    """From this size on it has all of it; in between the colour grows with the logarithm."""
+    """Size from which on a cell has full colour; in between the colour grows with the logarithm."""
     format: str = ".2f"
     tips: Sequence[Sequence[str]] | None = None
     """Texts shown when hovering over the cells."""

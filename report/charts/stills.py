@@ -25,7 +25,7 @@ _MOST_POINTS = 120
 """Per line: a still picture is small."""
 _MANY_LINES = 12
 _MOST_LINES = 24
-"""Largest number of blocks whose lines a still picture has: of more, those where the numbers change most."""
+"""Largest number of blocks with lines in a still picture; among more, those where the numbers change most are drawn."""
 MOST_NAMED = 6
 """Blocks that keys name; those of more have a scale of colours."""
 _MOST_NUMBERED = (16, 12)

@@ -86,7 +86,7 @@ def _spread(count: int, most: int, *, close_first: bool) -> list[int]:
 
 
 def _words(before: Sequence[Series], after: Sequence[Series]) -> list[str]:
-    """Number of coordinates shown of each axis, for each thinned series."""
+    """Describe, for each thinned series, the number of coordinates shown of each axis."""
     said = []
     for given, kept in zip(before, after, strict=True):
         fewer = [name for name in _FEWEST if name in given.axes and len(kept.axes[name]) < len(given.axes[name])]

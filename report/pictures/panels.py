@@ -120,7 +120,7 @@ def name_blocks(
 
     Args:
         figure: figure of `new_figure`.
-        panels: its axes, side by side.
+        panels: the axes, side by side.
         n_blocks: lines of blocks in each.
         entries: the legend's other words and lines.
         first: number of the first block.
@@ -163,9 +163,9 @@ class Heights:
     label: str
     log: bool = False
     least: float | None = None
-    """The axis reaches down to it at least."""
+    """Value that the axis reaches down to at least."""
     most: float | None = None
-    """And up to it."""
+    """Value that the axis reaches up to at least."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ class Link:
     lede: str
     """Introduction to the pictures over training."""
     over_training: Callable[[TrainingView, Section], None] = lambda view, section: None
-    """Draws what it has pictures of its own for in the page of runs."""
+    """Function that draws the link's own pictures for the page of runs."""
     snapshot_lede: str = ""
     """Lede of the section on the page of one snapshot; by default ``lede``."""
     in_snapshot: Callable[[SnapshotView, Section], None] = lambda view, section: None
-    """Draws what it has pictures of its own for in the page of a snapshot."""
+    """Function that draws the link's own pictures for the page of a snapshot."""
     quantities: Sequence[str] = ()
     """Quantities that the link draws itself or leaves to tables and lists; all else of its section is drawn as it is
     declared.

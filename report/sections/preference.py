@@ -23,7 +23,7 @@ _FAVOURITES_OF_SNAPSHOT = 20
 
 
 def ranks(mean_prob: np.ndarray) -> np.ndarray:
-    """Rank of every token in p̄, from 1; NaN everywhere if p̄ is not finite."""
+    """Return the rank of every token in p̄, from 1; NaN everywhere if p̄ is not finite."""
     if not np.isfinite(mean_prob).all():
         return np.full(len(mean_prob), np.nan)
     return places(mean_prob) + 1.0

@@ -42,13 +42,13 @@ class BlockValues:
     """A quantity with a value for every block, or every head, of a snapshot."""
 
     quantity: Quantity
-    """Names it, and what it is judged against."""
+    """Quantity that names the values and their control."""
     read: Callable[[np.ndarray], np.ndarray] | None = None
     """Reduction of its array to ``[blocks]`` or ``[blocks, H]``; by default the declared one."""
     array: str = ""
     """The array that it is read from; by default the declared one."""
     title: str = ""
-    """Above its panel, where a picture has several."""
+    """Title above its panel, if a picture has several."""
 
     @property
     def name(self) -> str:

@@ -66,7 +66,7 @@ class ArmResult:
     step: int
     """Step at which they are taken."""
     figures: dict[str, Spread]
-    """By the names of `SCALARS`, and ``ARRAY_birth.LAYER`` and ``ARRAY_end.LAYER`` with layers from 1."""
+    """Figures by the names of `SCALARS`, and ``ARRAY_birth.LAYER`` and ``ARRAY_end.LAYER`` with layers from 1."""
     uniform: float
     """The sink mass of uniform attention."""
     steps: list[int]
@@ -103,7 +103,7 @@ def task_loss(results: Sequence[ArmResult]) -> str:
 class _Read(NamedTuple):
     trial: Trial
     rows: dict[int, dict[str, Any]]
-    """By step."""
+    """Rows by step."""
     snapshots: dict[int, Snapshot]
     step_s: float
     """Median of the times of its steps; NaN where none was logged."""

@@ -22,7 +22,7 @@ def read_tests(
         default: default of ``tests``.
 
     Raises:
-        UsageError: names the file, the field and the value.
+        UsageError: a field is invalid; the message names the file, the field and the value.
     """
     shared_at, tests_at = (where(prefixes, field) for field in ("test", "tests"))
     shared, tests = _options(reader, content.get("test", {}), shared_at), content.get("tests", dict(default))

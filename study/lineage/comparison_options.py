@@ -26,7 +26,7 @@ class ProbeOptions:
     """Tokens in each; by default 64, or as many as all of them can read."""
 
     probe_seed: int = 0
-    """Decides the sequences, and nothing else."""
+    """Seed of the sequences, and of nothing else."""
 
 
 def add_comparison_options(command: Parser, n_inputs: int | None) -> None:

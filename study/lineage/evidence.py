@@ -25,9 +25,9 @@ class Evidence:
     """Evidence about a model for the nulls in question."""
 
     hidden: HiddenStates | None
-    """Over the probe; None where no null reads them."""
+    """Hidden states over the probe; None if no null reads them."""
     weights: StreamWeights | None
-    """None where no null reads them."""
+    """Weights of the residual stream; None if no null reads them."""
 
 
 def evidence_of(

@@ -28,7 +28,7 @@ class LineageStudy(ScaledStudy):
     continuations: dict[str, dict[str, Any]]
     """Name → dotted fields in which the continued run differs from the base."""
     tests: dict[str, Comparison]
-    """By name; the first is drawn as a matrix."""
+    """Tests by name; the first is drawn as a matrix."""
 
 
 # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────

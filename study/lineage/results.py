@@ -27,7 +27,7 @@ class PairResult:
     a: StudyModel
     b: StudyModel
     fingerprints: dict[str, Fingerprint]
-    """By test."""
+    """Outcomes by test."""
 
     @property
     def expected(self) -> Verdict:

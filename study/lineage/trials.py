@@ -25,7 +25,7 @@ class LineageTrials:
     bases: list[Trial]
     """Runs of the bases, one from every seed."""
     continued: list[Trial]
-    """For every base and continuation, the run from the base's last checkpoint."""
+    """Runs from a base's last checkpoint, for every base and continuation."""
 
     def base_of(self, trial: Trial) -> Trial:
         """Return the base that a continued run starts from."""

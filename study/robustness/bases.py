@@ -86,8 +86,8 @@ class Text:
             path: see `batch`.
 
         Raises:
-            UsageError: it cannot be read; the message names the field and the path.
-            RunError: it is damaged; the message names the file.
+            UsageError: the text cannot be read; the message names the field and the path.
+            RunError: the text is damaged; the message names the file.
         """
         data = self._data(path)
         if data.path == "backcopy" or data.stream:

@@ -28,7 +28,7 @@ class RobustnessStudy(ScaledStudy):
     changes: dict[str, Treatment]
     """Changes of every trained model, by name."""
     tests: dict[str, Comparison]
-    """By name."""
+    """Tests by name."""
 
 
 def read_robustness_study(file: Path) -> RobustnessStudy:

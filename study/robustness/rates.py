@@ -42,13 +42,13 @@ class ChangeRates:
     role: SecondRole
     """Role of the other model for the changed one, if one was used."""
     trained: ZRange
-    """Against the end of the run of its own birth."""
+    """Range of z against the end of the run of its own birth."""
     birth: ZRange
-    """Against its own birth."""
+    """Range of z against its own birth."""
     strangers: ZRange
-    """Against ends and births of all that did not go into it."""
+    """Range of z against ends and births of all models that did not go into it."""
     second: ZRange
-    """Against the end of the run of the other model, if one went into it."""
+    """Range of z against the end of the run of the other model, if one went into it."""
     partly: KinRate
     """Rate of changed models that are partly of each of two strangers: kin of the ends of both. Empty for changes
     without another model.

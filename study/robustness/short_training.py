@@ -25,14 +25,15 @@ def train(
 ) -> Decoder:
     """Train a model in place: AdamW (β .9 and .95, no decay), clipped gradients, a constant rate after a warm-up.
 
-    Args: model: its parameters with gradients are trained.
-        batch: from a step, from 0, to its token ids ``[B, T+1]``.
-        steps: how many.
+    Args:
+        model: its parameters with gradients are trained.
+        batch: function from a step, from 0, to its token ids ``[B, T+1]``.
+        steps: number of steps.
         lr: learning rate.
-        objective: by default the loss of every next token.
+        objective: loss to minimise; by default that of every next token.
 
     Raises:
-        RunError: what is minimised is not finite.
+        RunError: the objective is not finite.
     """
     objective = objective or (lambda model, batch_BT: next_token_loss(model, batch_BT).objective)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -21,8 +21,8 @@ def load_trained(config: RunConfig, checkpoint: Path, device: torch.device | str
 
     Args:
         config: the run.
-        checkpoint: its folder.
-        device: where the model goes.
+        checkpoint: folder of the checkpoint.
+        device: device of the model.
 
     Raises:
         RunError: a file is missing or damaged; or the model that the run started from has changed.

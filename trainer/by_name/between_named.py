@@ -72,9 +72,9 @@ class Comparer:
         settings: size of the probe and of its batches.
         seq_len: tokens of a sequence; None: 64, or as many as the first model reads.
         minibatch: sequences of a Gram matrix at most.
-        text: whether they read text.
-        data: its files or folders; None: the first model's own validation text.
-        open_model: gives a model by its name.
+        text: if the models read text.
+        data: files or folders of the text; None: the first model's own validation text.
+        open_model: function that opens a model by its name.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Comparer:
         """Load a model that can read the common probe onto the device; the first model decides the probe.
 
         Raises:
-            UsageError: it cannot read it: another vocabulary or tokenizer, or fewer positions.
+            UsageError: the model cannot read the probe: another vocabulary or tokenizer, or fewer positions.
             RunError: a damaged file.
         """
         loaded = self._open_model(name)

@@ -30,14 +30,14 @@ def check_probe_name(
     """Check that a model can be shown a probe, before it is loaded.
 
     Args:
-        name: the model's.
-        probe: what it is to read.
+        name: name of the model.
+        probe: name of the probe.
         text: files or folders of text.
-        tokenizer: its ``tokenizers`` JSON, if it has one.
-        run: the run that it is of, if it is of one.
+        tokenizer: the model's ``tokenizers`` JSON, if it has one.
+        run: the model's run, if it belongs to one.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the model cannot read this probe.
     """
     if probe not in get_args(ProbeName):
         raise UsageError(f"probe {probe}: give one of {', '.join(get_args(ProbeName))}")
@@ -65,13 +65,13 @@ def intervene_on(
         loaded: the model, on the device where it is to run.
         what: the intervention.
         settings: the probe's size, and how it is read.
-        probe: what is read.
+        probe: name of the probe.
         text: files or folders of text; by default the validation text of its own run.
         probe_seed: decides random tokens.
-        advance: is called with the number of passes that are done.
+        advance: called with the number of finished passes.
 
     Raises:
-        UsageError: it cannot be done, or there is no such probe for this model.
+        UsageError: the intervention is impossible, or there is no such probe for this model.
         RunError: the model gives NaN or inf, or a dose makes states that have no norm.
     """
     check_probe_name(loaded.name, probe, text, loaded.tokenizer_file, loaded.run)

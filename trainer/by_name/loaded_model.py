@@ -39,11 +39,11 @@ class LoadedModel:
     """A model in memory, with its known facts."""
 
     name: str
-    """As it was given."""
+    """Name, as the user gave it."""
     model: Decoder | ForeignModel
-    """Ready to run; a model of ``transformers`` that our decoder cannot be is wrapped, as ``model.model``."""
+    """Model ready to run; a model of ``transformers`` that our decoder cannot be is wrapped, as ``model.model``."""
     newborn: Callable[[], Decoder | ForeignModel] | None
-    """Re-creates its birth, where that is known."""
+    """Function that re-creates the model's birth, if that is known."""
     step: int
     """Optimizer steps that it has been trained for; `UNKNOWN_STEP` where that is not known."""
     tokenizer_file: Path | None
@@ -145,7 +145,8 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
         path: files or folders of text, as in ``data.path``; None: the validation text of its own run.
 
     Raises:
-        UsageError: it has no tokenizer, there is too little text, or it belongs to no run and no text is given.
+        UsageError: the model has no tokenizer, there is too little text, or the model belongs to no run and no text is
+            given.
     """
     n, length = settings.n_sequences, settings.seq_len
     if path is not None:
@@ -234,11 +235,11 @@ def measure_loaded(
         text: text probe from `text_for`.
         n_strangers: births of other seeds to compare with too, as controls.
         controls: measure a few sequences with and without BOS too (`bos_controls`); None: see `has_controls`.
-        progress: gets the number of block passes of all batches, and shows how many are done.
+        progress: bar that gets the number of block passes of all batches, and shows how many are done.
 
     Raises:
         RunError: the model gives NaN or inf.
-        UsageError: it cannot be measured.
+        UsageError: the model cannot be measured.
     """
     model = loaded.model
     by_block = isinstance(model, DecoderByBlock)

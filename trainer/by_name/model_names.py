@@ -38,11 +38,11 @@ class AnySource:
     """A model of any kind that has been found but not loaded."""
 
     name: str
-    """As it was given."""
+    """Name, as the user gave it."""
     config: ModelConfig | ForeignConfig
     """The model."""
     load: Callable[[], Decoder | ForeignModel]
-    """Allocates it and reads or draws its weights."""
+    """Function that allocates the model and reads or draws its weights."""
     tokenizer: Path | None
     """``tokenizers`` JSON of the text it reads, where it has one."""
     stored_kinds: Mapping[str, int] = field(default_factory=dict, kw_only=True)
@@ -65,7 +65,7 @@ class ModelSource(AnySource):
     config: ModelConfig
     load: Callable[[], Decoder]
     weights: Callable[[], BlockWeights]
-    """Finds its weights, to be read or drawn a block at a time: it is not allocated."""
+    """Function that finds the model's weights, to be read or drawn a block at a time: the model is not allocated."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ForeignSource(AnySource):
     config: ForeignConfig
     load: Callable[[], ForeignModel]
     birth: Callable[[int], ForeignModel] | None = None
-    """Initialises another as ``transformers`` does, from a seed of torch's."""
+    """Function that initialises another model as ``transformers`` does, from a seed of torch's."""
 
     def stranger(self, seed: int, on: torch.device | str) -> ForeignModel:
         """See :class:`AnySource`."""
@@ -89,7 +89,7 @@ class SourceWithBirth(ModelSource):
     """Source of a model with a config of this package, which says how it was born."""
 
     births: RunConfig
-    """Says how it was born, and how from other seeds."""
+    """Config that says how the model was born, and how models of other seeds are."""
     init_seed: int
     """Seed of its own birth."""
     step: int
@@ -155,7 +155,7 @@ def open_any_source(
     Args:
         name: see :func:`open_source`.
         trust_remote_code: run the code that a model of ``transformers`` brings, if it brings any.
-        tell: is called with each line that a person should see: the files that will run, before they do.
+        tell: called with each line that a person should see: the files that will run, before they do.
 
     Raises:
         UsageError: there is no such model.

@@ -21,7 +21,7 @@ def data_of_run(name: str, run: Path, seq_len: int | None = None) -> PreparedDat
 
     Args:
         name: name of the model, as given.
-        run: its run.
+        run: the model's run.
         seq_len: positions of a sequence; by default those of its training.
 
     Raises:

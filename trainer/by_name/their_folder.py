@@ -55,7 +55,7 @@ class TheirFolder:
     """A folder of a model of ``transformers``, checked; no tensor has been read, and no code of it has run."""
 
     name: str
-    """As it was given."""
+    """Name, as the user gave it."""
     folder: Path
     runs_code: bool
     """True if its own code is run, as requested."""
@@ -139,7 +139,7 @@ def transformers_for(name: str) -> Any:
     """Import ``transformers`` and silence it.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: the library is not installed.
     """
     try:
         if not torch.cuda.is_available():
@@ -161,7 +161,7 @@ def find_their_folder(
     Args:
         name: a folder, a GGUF file or a hub id.
         trust_remote_code: run the code that it brings, if it brings any.
-        tell: is called with a line that names the files that will run, before they do.
+        tell: called with a line that names the files that will run, before they do.
 
     Raises:
         UsageError: there is no such model, or it needs code of its own and that may not run.

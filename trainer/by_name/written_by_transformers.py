@@ -35,9 +35,9 @@ def generate_by_transformers(
     """Go on from ``tokens_BT`` with the library's own cache: yields the next token ids ``[B]``, ``n_tokens`` times.
 
     Args:
-        model: in evaluation mode.
+        model: a model in evaluation mode.
         tokens_BT: int64 ``[B, T]``, T at least 1.
-        n_tokens: how many to write.
+        n_tokens: number of tokens to write.
         temperature: that logits are divided by; 0 takes the likeliest token.
         top_k: draw from so many of the likeliest only.
         seed: decides the draws, and nothing else.

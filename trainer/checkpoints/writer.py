@@ -86,7 +86,7 @@ class _Write:
     patience: timedelta
     """Time that rank 0 waits for the others' parts."""
     then: Callable[[], None] | None
-    """Called when the folder is there; deals with its own failures."""
+    """Function called when the folder is complete; it handles its own failures."""
     error: Exception | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -183,15 +183,16 @@ class BackgroundWriter:
     """Writer of checkpoints, one at a time.
 
     Args:
-        asynchronous: whether :meth:`save` returns as soon as the tensors are copied; else when the folder is there.
-        timeout: how long rank 0 waits for the other ranks' parts.
+        asynchronous: if :meth:`save` returns as soon as the tensors are copied; else when the folder is complete.
+        timeout: longest time that rank 0 waits for the other ranks' parts.
     """
 
     def __init__(self, *, asynchronous: bool = False, timeout: timedelta = TIMEOUT) -> None:
         self.asynchronous, self.timeout = asynchronous, timeout
         self.on_complete: Callable[[], None] | None = None
-        """Called by the process that completes a checkpoint, in the thread that writes it; deals with its own
-        failures."""
+        """Function called by the process that completes a checkpoint, in the thread that writes it; it handles its own
+        failures.
+        """
         self._writing: _Write | None = None
         # Kept from one checkpoint to the next: fresh memory costs many times the copy.
         self._buffers: dict[str, Tensor] = {}
@@ -203,7 +204,7 @@ class BackgroundWriter:
             checkpoint: plain data with tensors, DTensors and shards in it, of the same form on all ranks; it must have
                 a ``global_step``.
             path: the folder to come, the same on all ranks; one that stands there is replaced.
-            shared: whether all ranks call, each with its shards; else the only one that calls has all of it.
+            shared: if all ranks call, each with its shards; else the only caller has the whole model.
 
         Raises:
             RunError: the checkpoint before, or without ``asynchronous`` this one, could not be written.
@@ -254,7 +255,7 @@ class BackgroundWriter:
         """Wait until the checkpoint in progress is complete. Collective: call on every rank.
 
         Raises:
-            RunError: it could not be written; on all ranks.
+            RunError: the checkpoint could not be written; raised on all ranks.
         """
         writing, self._writing = self._writing, None
         try:

@@ -17,7 +17,7 @@ _EVERY = 50
 
 @contextmanager
 def collector_at_rest(device: torch.device) -> Iterator[None]:
-    """Within the context, Python's garbage collector runs only when called, and skips all objects that exist now.
+    """Let Python's garbage collector run, within the context, only when called, and skip all objects that exist now.
 
     By itself it runs whenever enough objects were made, scans all of a large library's, and does so at different times
     on each rank, while all others wait. It is restored afterwards.
@@ -44,7 +44,7 @@ class CleanUp(StepCallback):
 
     Args:
         every: optimizer steps between milestones.
-        device: where the run computes.
+        device: device of the run.
         more: asks for further steps.
     """
 

@@ -50,8 +50,8 @@ class StepProfile(StepCallback):
 
     Args:
         steps: optimizer steps, counted from 1; those that a resumed run has behind it are passed over.
-        folder: where ``steps-FIRST-LAST.json.gz`` and ``….pickle`` (for pytorch.org/memory_viz) go.
-        device: where the run computes.
+        folder: folder for ``steps-FIRST-LAST.json.gz`` and ``….pickle`` (for pytorch.org/memory_viz).
+        device: device of the run.
     """
 
     def __init__(self, steps: Collection[int], folder: Path, device: torch.device) -> None:

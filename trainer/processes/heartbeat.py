@@ -70,13 +70,13 @@ class Post(NamedTuple):
     """Report of a process about itself in the store."""
 
     beat: int
-    """Counts its posts."""
+    """Number of its posts so far."""
     number: int
     """Number of its place; see :class:`Place`."""
     phase: str
     step: int
     seconds: float
-    """For how long it has been there."""
+    """Seconds that the process has been at this place."""
     late: bool
     """True if that is longer than allowed."""
     waiting: int

@@ -22,8 +22,10 @@ def sockets(process: LaunchedProcess, *, engine: bool) -> int:
 
 
 def allow_sockets(process: LaunchedProcess, *, engine: bool) -> None:
-    """Raise this process's limit of open files to the number that the run needs, as far as the system allows. Raises:
-    RunError: it does not.
+    """Raise this process's limit of open files to the number that the run needs, as far as the system allows.
+
+    Raises:
+        RunError: the system does not allow it.
     """
     if sys.platform == "win32":
         return

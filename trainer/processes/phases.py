@@ -48,7 +48,9 @@ class Progress:
         self.waited_s = 0.0
         """Seconds that steps waited for their batches, in all."""
         self.on_fault: Callable[[str], None] | None = None
-        """Told why this process ends, where it hangs or another does: by a thread of the watch, with little time."""
+        """Function called with the reason when this process ends because it or another hangs: by a thread of the watch,
+        with little time.
+        """
 
     def enter(self, phase: str, step: int) -> None:
         """Enter a new place. Every rank must call, in the same order."""

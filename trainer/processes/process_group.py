@@ -79,8 +79,8 @@ def join_process_group(
 
     Args:
         process: this process among those of its launcher.
-        device: where it computes.
-        timeout: how long it waits for the others in one collective.
+        device: device of this process.
+        timeout: longest wait for the others in one collective.
 
     Raises:
         RunError: the others were not found, are gone, or do not answer.

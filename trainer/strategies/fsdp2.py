@@ -100,7 +100,7 @@ class FSDP2Strategy(ShardedCheckpoints, ModelParallelStrategy):
     """Lightning's strategy for a module whose model a :func:`sharder` has sharded, with this project's checkpoints.
 
     Args:
-        config: for ``accumulate``.
+        config: settings of the trainer, read for ``accumulate``.
     """
 
     def __init__(self, config: TrainerConfig) -> None:

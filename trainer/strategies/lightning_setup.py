@@ -24,7 +24,9 @@ class StrategySetup:
     lightning: Strategy | str
     """Strategy argument for ``lightning.Trainer``."""
     shard: Sharder | None = None
-    """Shards the model that is trained while it is on the meta device; None where every process holds all of it."""
+    """Function that shards the model to be trained while it is on the meta device; None where every process holds all
+    of it.
+    """
     shard_reference: Sharder | None = None
     """The same for models that are only measured, such as strangers' births."""
 

@@ -40,7 +40,7 @@ def prepare_deepspeed(device: torch.device) -> None:
     """Import DeepSpeed for this kind of device, and let it join the existing process group.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: DeepSpeed is not installed.
     """
     if device.type == "cpu":
         # DeepSpeed asks when it is imported, and takes a GPU where it finds one.

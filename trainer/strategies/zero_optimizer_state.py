@@ -21,9 +21,9 @@ class EngineState:
     """State of an optimizer of this package under ZeRO.
 
     Args:
-        engine: DeepSpeed's.
-        parameters: in the order in which the optimizer of a single process numbers them.
-        config: the optimizer; says what of its state is sharded.
+        engine: DeepSpeed's engine.
+        parameters: parameters in the order in which the optimizer of a single process numbers them.
+        config: settings of the optimizer, which say which part of its state is sharded.
     """
 
     def __init__(self, engine: Any, parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> None:

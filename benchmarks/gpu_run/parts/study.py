@@ -23,7 +23,7 @@ from birthmark.measure.records import RunDir, Snapshot, metrics_by_step
 
 from ..case import Case, Setting
 
-#: Where the corpus travels (``research/sink_at_60m/corpus.py``), and where it and the runs are on the machine.
+#: The packed corpus (``research/sink_at_60m/corpus.py``), and the folder of corpus and runs on the machine.
 PACKED, HOME = ROOT / "gpu-corpus", ROOT / "build" / "gpu-study"
 BASE = ROOT / "research" / "sink_at_60m" / "base.yaml"
 #: Arms by name, all from one seed; the slow one learns at a third of the rate.
@@ -35,12 +35,12 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 #: Seconds before the deadline at which runs are told to end: for the last snapshot, a checkpoint and the page.
 _ENDING = 15.0
-#: What a table shows of the last snapshot, on text.
+#: Columns of the table, from the last snapshot on text.
 _SHOWN = ("sink_mass", "sink_mass_max", "sink_rate", "massive_max", "alignment", "rank_persistence")
 
 
 def command(arm: str, folder: Path, setting: Setting) -> list[str]:
-    """Make the command that starts an arm's run, or goes on with it."""
+    """Build the command that starts an arm's run, or continues it."""
     words = [sys.executable, "-m", "birthmark.launch.cli", "pretrain"]
     if RunDir.is_run(folder):
         return [*words, f"--resume={folder}"]
@@ -52,7 +52,7 @@ def command(arm: str, folder: Path, setting: Setting) -> list[str]:
 
 
 def milestones(run: RunDir) -> Iterator[dict[str, Any]]:
-    """Give a row for each snapshot of a run: its step, the losses there, and what was measured on text."""
+    """Yield a row for each snapshot of a run: its step, its losses, and the measurements on text."""
     metrics, folders = metrics_by_step(run), run.snapshot_folders()
     for folder in folders:
         snapshot = Snapshot.read(folder)
@@ -102,7 +102,7 @@ def _side_by_side(arms: tuple[str, ...], home: Path, setting: Setting) -> Iterat
 
 
 def _wait(processes: Mapping[str, subprocess.Popen[bytes]], deadline: float) -> None:
-    """Wait for all; at the deadline tell those that still run to end, and kill what does not."""
+    """Wait for all processes; at the deadline ask the running ones to end, and kill those that do not."""
     told = False
     while any(process.poll() is None for process in processes.values()):
         if time.monotonic() > deadline and not told:
@@ -116,6 +116,8 @@ def _wait(processes: Mapping[str, subprocess.Popen[bytes]], deadline: float) -> 
 
 
 def cases(setting: Setting) -> list[Case]:
-    """All arms that are asked for, at once: the device has no gaps then, and what starts a run is paid once."""
+    """Return one case with all requested arms at once: the device has no gaps then, and the start of a run is paid for
+    once.
+    """
     home = HOME.with_name("gpu-study-rehearsal") if setting.tiny else HOME
     return [Case("side by side: " + ", ".join(setting.arms), partial(_side_by_side, setting.arms, home), 120)]

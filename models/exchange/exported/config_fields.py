@@ -15,7 +15,7 @@ def config_of_fields(kind: Any, given: Mapping[str, Any], where: str = "") -> An
 
     Args:
         kind: the dataclass, as :class:`ModelConfig`.
-        given: its fields; those left out have their defaults.
+        given: fields of the config; those left out have their defaults.
         where: prefix of a field's name in messages.
 
     Raises:

@@ -22,7 +22,7 @@ _TOGETHER = {"acc": SOLID, "acc_norm": DASHED}
 
 
 def evaluated(runs: Sequence[RunHistory]) -> dict[str, list[str]]:
-    """Name of each text and task that any run was evaluated on → its scores, without standard errors and chance."""
+    """Map each text and task on which any run was evaluated to its scores, without standard errors and chance."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for record in run.metrics.values():
