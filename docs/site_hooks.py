@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 #: Pages at the repository's root that are part of the site.
-PAGES = ("CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = ("CONTRIBUTING.md",)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 
 
