@@ -23,7 +23,7 @@ def python_command(*arguments: str | Path) -> list[str]:
 
 
 def python_environment(*more: Mapping[str, str]) -> dict[str, str]:
-    """Make the environment of such a child, and of what it starts itself: this process's own, and ``more``."""
+    """Make the environment of such a child and of its own children: this process's environment, and ``more``."""
     found = dict(os.environ)
     for variables in more:
         found |= variables

@@ -33,7 +33,9 @@ _NO_ROOM = {
 
 
 def write_failure(path: Path, error: Exception) -> Exception:
-    """Make a RunError that names ``path`` of what a full, limited or broken device said; other errors stay."""
+    """Turn the error of a full, limited or broken device into a RunError that names ``path``; return other errors
+    unchanged.
+    """
     number, said = getattr(error, "errno", None), str(error)
     # safetensors hands on what the system said as text; numpy says how many bytes were taken.
     if (named := re.search(r"os error (\d+)", said)) is not None:
@@ -49,7 +51,7 @@ def write_failure(path: Path, error: Exception) -> Exception:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` outlast a power cut; what the named files hold is :func:`sync_tree`'s business."""
+    """Make the names in ``folder`` outlast a power cut; :func:`sync_tree` does so for the content of the files."""
     if os.name == "posix":  # elsewhere a folder cannot be opened
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -149,7 +151,7 @@ def delete_folder(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path, pattern: str) -> None:
-    """Remove what writers of ``parent / pattern`` that died have left, and bring back what they had put aside.
+    """Remove the leftovers of dead writers of ``parent / pattern``, and bring back the folders that they had put aside.
 
     The caller knows that no other process is writing there.
     """
@@ -247,7 +249,8 @@ def _then(mend: str) -> str:
 
 
 def check_file(path: Path, most: int | None = None, fail: type[Exception] = RunError, mend: str = "") -> None:
-    """Refuse what cannot be read as a file: a folder, a pipe, a device, a link to itself, more than ``most`` bytes.
+    """Refuse a path that cannot be read as a file: a folder, a pipe, a device, a link to itself, more than ``most``
+    bytes.
 
     Raises:
         RunError: or ``fail``, in one line with the path.
@@ -371,7 +374,7 @@ def read_sealed_json(path: Path, schema: Any, mend: str = "") -> Any:
 
 
 def save_tensors(save: Callable[..., object], tensors: Mapping[str, Any], path: Path, **more: Any) -> None:
-    """Write a safetensors file that those may read who may read any new file.
+    """Write a safetensors file with the permissions of any new file.
 
     The library makes its files readable to their owner alone, whatever the umask says.
 

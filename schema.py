@@ -50,7 +50,7 @@ _WORDS: dict[Any, str] = {
 
 
 class SchemaError(Exception):
-    """The content differs from its schema: ``field: what stands there, and what should``."""
+    """The content differs from its schema: ``field: its value, and the expected type``."""
 
 
 def shown(value: Any, limit: int = 60) -> str:

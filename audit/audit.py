@@ -35,9 +35,9 @@ class Audit:
     cosine_MM: np.ndarray
     """Cosine of the weights of every two of them, mean over tensors."""
     overwritten: str = ""
-    """In words, that most of the suite has the same weights, and whose."""
+    """Sentence saying that most of the suite has the same weights, and those of which checkpoint."""
     notes: list[str] = field(default_factory=list)
-    """List what is worth knowing of the suite and not wrong."""
+    """Notes about the suite that are worth knowing but not faults."""
 
     @property
     def of_unknown_birth(self) -> list[Judged]:

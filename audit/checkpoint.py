@@ -118,7 +118,7 @@ class Content:
 
     sampled: Sampled
     config: dict[str, Any] | None
-    """Fields that say what the model is; None where there are none."""
+    """Fields of the model's config; None where there are none."""
     tokenizer: dict[str, str]
     """Parts of its tokenizer by name (`tokenizer_parts`); empty where there is none."""
 
@@ -302,7 +302,7 @@ class Finding:
 
     kind: Kind
     what: str
-    """In a sentence, with its evidence."""
+    """The fault in a sentence, with its evidence."""
 
 
 @dataclass

@@ -290,7 +290,7 @@ def _say_strange(tensors: Tensors) -> bool:
 
 
 def _unlike_the_rest(chosen_T: np.ndarray, length_TMM: np.ndarray, members: Iterable[int]) -> list[int]:
-    """Sort the checkpoints by how much farther others are from them in the chosen tensors than in the rest, the
+    """Sort the checkpoints by their distance from the others in the chosen tensors, relative to that in the rest, the
     farthest first.
     """
     numbers = list(members)

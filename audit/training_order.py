@@ -131,7 +131,7 @@ class Chain(NamedTuple):
 
     stage: int
     own: list[int]
-    """In the order of their steps."""
+    """Checkpoints of this training in the order of their steps."""
     begins_from: int | None
     """The last checkpoint of the stage before, if the suite has one."""
 

@@ -36,7 +36,7 @@ def say(text: str) -> None:
 
 
 def measure(tiny: bool, file: Path, only: Sequence[str]) -> None:
-    """Measure everything; the file grows with every family, so that what was measured outlives a process.
+    """Measure everything; the file grows with every family, so that results outlive the process.
 
     With ``only`` the kin of these changes are measured, and all other rows of the file stay.
     """

@@ -36,7 +36,7 @@ def release(device: torch.device | str) -> None:
 
 
 class Peak:
-    """The most bytes of a device that are held between :meth:`start` and :meth:`above`, over what was held at first.
+    """The most bytes held on a device between :meth:`start` and :meth:`above`, over those held at first.
 
     On a GPU the bytes of tensors; on a CPU the resident size of the process, which is coarser (Linux only).
     """

@@ -279,4 +279,4 @@ WAYS: dict[str, tuple[str, Callable[[Any, Tensor], Numbers]]] = {
     "at its best": ("eager", at_its_best),
     "ours": ("sdpa", ours),
 }
-"""Attention that the model is loaded with, and what measures it."""
+"""Attention to load the model with, and the function that measures it, by way."""

@@ -60,7 +60,7 @@ class Encoded(NamedTuple):
     ids: np.ndarray
     n_bytes: int
     is_end: bool = True
-    """False: a document too long for memory goes on in what comes next."""
+    """False if the document, too long for memory, continues in the next item."""
 
 
 def beginning(document: Text, n_chars: int) -> str:

@@ -99,12 +99,14 @@ class PreparedData:
         return text_probe(self.val, n_sequences, seq_len, n_before=n_before)
 
     def tokens_by_source(self, n_tokens: int) -> dict[str, int]:
-        """Count how many of the first ``n_tokens``, which are whole samples, each of ``data.sources`` gives."""
+        """Count the tokens of each of ``data.sources`` among the first ``n_tokens``, which are whole samples."""
         taken = self.mixture.taken(n_tokens // self.train.seq_len) if self.mixture is not None else {}
         return {name: count * self.train.seq_len for name, count in taken.items()}
 
     def epochs(self, n_samples: int) -> dict[str, float]:
-        """Return how many times the first ``n_samples`` of the training read each source; empty for endless samples."""
+        """Return the number of passes over each source in the first ``n_samples`` of the training; empty for endless
+        samples.
+        """
         if isinstance(self.train, Mixture):
             return self.train.epochs(n_samples)
         return {} if self.train.n_samples is None else {"": n_samples / self.train.n_samples}

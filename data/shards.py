@@ -40,7 +40,7 @@ class ShardsMeta(Meta):
 
 
 class Shards:
-    """A corpus's tokens and what is known about them.
+    """A corpus's tokens with facts about them.
 
     Attributes:
         folder: folder of the ``.bin`` files and ``meta.json``.

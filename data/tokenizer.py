@@ -73,7 +73,7 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> TextTokenizer:
-        """Read a ``tokenizers`` JSON file, and what a ``tokenizer_config.json`` beside it says of BOS.
+        """Read a ``tokenizers`` JSON file, and the BOS settings of a ``tokenizer_config.json`` beside it.
 
         Raises:
             UsageError: no such file, or it is no tokenizer.

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from ..schema import outside
 
 BACKCOPY = "backcopy"
-"""The task of ours: how well a run on ``data.path backcopy`` copies."""
+"""Our own task: the copying of a run on ``data.path backcopy``."""
 
 
 @dataclass(frozen=True)

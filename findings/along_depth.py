@@ -25,7 +25,7 @@ class Profile:
     values: np.ndarray
     """``[blocks]``."""
     controls: np.ndarray
-    """``[blocks]``: what each is judged against."""
+    """``[blocks]``: the control of each."""
     first: int = 1
     """Number of the first entry: 1 for blocks, 0 where the embeddings stand before them."""
 

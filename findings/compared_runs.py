@@ -51,13 +51,13 @@ class Comparison:
     """Common fields and differences of several runs' configs."""
 
     groups: Sequence[str]
-    """Per run the name of its group."""
+    """Name of each run's group."""
     fields: Sequence[str]
     """Fields in which runs differ, the seed first."""
     values: Sequence[Sequence[str]]
     """``[runs][fields]``; "" where a config has no such field, or null."""
     first_of_seed: Sequence[bool]
-    """Per run whether no earlier one of its group has its seed."""
+    """True for each run whose seed no earlier run of its group has."""
 
     @property
     def several_seeds(self) -> set[str]:

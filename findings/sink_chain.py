@@ -42,8 +42,9 @@ class SinkReading:
 
     group: Group
     of_documents: bool
-    """Documents see themselves alone: queries of later ones give position 0 nothing, so each document's own first token
-    is what may be a sink (definitions §5)."""
+    """True if documents see only themselves: queries of later documents give position 0 nothing, so each document's
+    first token is its possible sink (definitions §5).
+    """
 
     @classmethod
     def on(cls, snapshot: Snapshot | None, group: Group) -> SinkReading:

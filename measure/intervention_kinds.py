@@ -121,7 +121,7 @@ class Kind:
     """A kind of intervention: a row of :data:`KINDS`."""
 
     meaning: ClassVar[str]
-    """In a few words, for help texts."""
+    """Meaning in a few words, for help texts."""
     place: ClassVar[ChangedPlace] = "aggregation"
     options: ClassVar[frozenset[str]] = frozenset()
     """The optional fields of :class:`Intervention` that it reads."""
@@ -143,7 +143,7 @@ class Kind:
         return weights_BHTP
 
     def follows_change(self, what: Intervention) -> bool:
-        """Decide whether the mean of a block is taken while the chosen blocks before it are changed."""
+        """Say if the mean of a block is taken while the chosen blocks before it are changed."""
         return False
 
     def changed(self, what: Intervention, dose: float, seen: Any, mean: Tensor | None) -> Tensor:

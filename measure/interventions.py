@@ -43,7 +43,7 @@ class PassFigures:
     attention: np.ndarray
     """``[L, H, P]``: mean of ``a[t, k]`` over the queries ``t > k``."""
     attention_to_first: np.ndarray
-    """``[L, H, P]``: what the same queries give to key 0."""
+    """``[L, H, P]``: attention of the same queries to key 0."""
     state_norm: np.ndarray
     """``[L, P]``: norm of the residual stream at the key, after the block."""
     channel: np.ndarray
@@ -51,7 +51,7 @@ class PassFigures:
     channel_value: np.ndarray
     """``[L, P]``: its mean."""
     norm_before: np.ndarray
-    """``[L, P]``: norm of what all heads aggregate at the key before the change; NaN in blocks left alone."""
+    """``[L, P]``: norm of all heads' aggregation at the key before the change; NaN in unchanged blocks."""
     norm_after: np.ndarray
     """``[L, P]``: the same after it."""
     losses: np.ndarray | None

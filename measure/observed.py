@@ -58,7 +58,7 @@ class AttentionView(Attended):
     first_BT: Tensor | None = None
     """First position of each position's document; None if each sequence counts as one."""
     tokens_BT: Tensor | None = None
-    """The batch; None where who runs the pass does not say."""
+    """The batch; None if the caller of the pass does not give it."""
 
     @cached_property
     def sums(self) -> KeySums:

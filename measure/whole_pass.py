@@ -29,7 +29,7 @@ _TOKENS, _ACTIVATIONS = 1 << 16, 1 << 27
 
 
 def sequences_of_pass(batch_size: int | None, seq_len: int, d_ff: int, *, on_gpu: bool) -> int:
-    """Return the number of sequences in one pass: ``batch_size``, or where none is given, what suits the device."""
+    """Return the number of sequences in one pass: ``batch_size``, or a number that suits the device."""
     if batch_size is not None:
         return batch_size
     return max(min(_TOKENS, _ACTIVATIONS // max(d_ff, 1)) // seq_len, 1) if on_gpu else BATCH_SIZE

@@ -18,7 +18,7 @@ class PreferenceResult(NamedTuple):
     mean_prob: np.ndarray
     """p̄: mean over sequences of the next-token distribution at the last position."""
     argmax_share: np.ndarray
-    """w: how often each token is the argmax; tied tokens share."""
+    """w: share of positions at which each token is the argmax; tied tokens share."""
 
 
 class TokenPreference(AdditiveMetric):

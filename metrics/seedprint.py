@@ -79,7 +79,7 @@ class Fingerprint:
 
 
 class HiddenStates:
-    """Last-position final hidden states of one model over N inputs, with what all tests of it share.
+    """Last-position final hidden states of one model over N inputs, with the results that all its tests share.
 
     Args:
         x_ND: floats ``[N, D]``.

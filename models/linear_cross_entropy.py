@@ -47,7 +47,7 @@ class TokenLosses(NamedTuple):
     """Losses of next-token predictions, in nats, float32 or wider. Only ``objective`` carries gradients."""
 
     objective: Tensor
-    """Scalar that training minimises: ``cross_entropy + z_loss``, and what routers cost."""
+    """Scalar that training minimises: ``cross_entropy + z_loss``, plus the routers' costs."""
     cross_entropy: Tensor
     """Scalar: mean of −log p(target) over the targets that count."""
     z_loss: Tensor

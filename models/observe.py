@@ -86,7 +86,7 @@ class Attended:
     o_BHTK: Tensor
     """The value aggregation ``Σ a·v`` before norm, calibration and gate."""
     out_BHTK: Tensor
-    """The same after them, and with what an adapter adds: what enters the output projection."""
+    """The same after them, with an adapter's contribution: the input of the output projection."""
     weights: WeightedSum
     """Rows of weights on demand, and their sums."""
 

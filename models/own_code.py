@@ -44,7 +44,7 @@ _of_runs: set[str] = set()
 
 
 def name_own_code(source: Any) -> None:
-    """Let what a person names come from the working folder.
+    """Let the classes that a person names come from the working folder.
 
     Args:
         source: a config as nested fields, or words of a command line: every ``module:Class`` in it is meant.

@@ -27,9 +27,9 @@ class LabelledArray:
     quantity: str
     values: np.ndarray
     axes: Sequence[Mapping[str, Sequence[Any]]] = ()
-    """Per axis, its columns: name in `COLUMNS` → the coordinate of every index."""
+    """Columns of each axis: name in `COLUMNS` → the coordinate of every index."""
     at: Mapping[str, Any] = field(default_factory=dict)
-    """Columns that are one and the same for the whole array."""
+    """Columns that are the same for the whole array."""
 
     def within(self, at: Mapping[str, Any]) -> LabelledArray:
         """Return the same numbers with further columns."""

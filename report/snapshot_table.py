@@ -95,8 +95,7 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Qu
 
 
 def print_table(run: RunDir, console: Console) -> None:
-    """Print what a run's numbers say, and its rows below; controls give way where the console is narrow, then whole
-    columns."""
+    """Print the verdicts on a run, and its rows below; on a narrow console controls give way, then whole columns."""
     (history,) = read_runs([run])
     rows = history.rows
     if not rows:
@@ -120,7 +119,7 @@ def print_table(run: RunDir, console: Console) -> None:
 
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[Column]:
-    """Step and loss, what the lineage test and snapshots say, then other losses."""
+    """Order the columns for the terminal: step and loss, lineage test and snapshots, then other losses."""
     measured = {column.key: column for column in shown_columns(rows, quantities) if not column.page_only}
     losses = [column for key in _LOSSES if (column := measured.pop(key, None)) is not None]
     first = [measured.pop(_STEP.key), *(replace(loss, gives_way=0) for loss in losses[:1])]

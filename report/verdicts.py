@@ -37,7 +37,7 @@ QUESTIONS: tuple[Question, ...] = (
     *_OF_SNAPSHOT,
     preference,
 )
-"""In the order of the page."""
+"""Questions in the order of the page."""
 
 MARKS: Mapping[Tone, tuple[str, str]] = {
     "present": ("●", "*"),

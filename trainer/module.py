@@ -141,7 +141,9 @@ class PretrainModule(L.LightningModule):
         """Choices of each expert in this step, counted where several micro-batches add up to it."""
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
-        """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``; with experts, and what routers cost."""
+        """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``; with experts, also the routers'
+        costs.
+        """
         self.z_loss: Tensor | None = None
         self.routing: RoutingCost | None = None
         """Routing cost of the last step: this rank's part of the global batch."""

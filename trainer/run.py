@@ -120,7 +120,7 @@ def _check_optimizer(config: RunConfig, model: Decoder) -> None:
 
 
 def _mixture_line(config: RunConfig, data: PreparedData) -> str:
-    """Describe the shares of the sources, their changes, and how often the run reads each."""
+    """Describe the shares of the sources, their changes, and the run's passes over each."""
     assert data.mixture is not None
     epochs = data.epochs(config.trainer.batch_sizes.before(config.trainer.max_steps))
     often = {name: f" ({times:.2g} ×)" for name, times in epochs.items()}

@@ -45,11 +45,11 @@ class Method:
     """A published way to tell whether two models share a birth."""
 
     name: str
-    """In tables."""
+    """Name in tables."""
     source: str
-    """The paper, and where its code was looked at."""
+    """The paper, and the place of its code."""
     needs: tuple[Need, ...]
-    """``weights`` and ``states`` say what it reads; the others what two models must have in common."""
+    """Requirements: it reads the ``weights`` or ``states`` of a model; the others must be the same in both models."""
     test: Callable[[Evidence, Evidence], Finding | NoTest]
 
 
@@ -70,7 +70,7 @@ _UNMET: Mapping[Need, Callable[[Evidence, Evidence], str]] = {
 
 
 def compare(method: Method, a: Evidence, b: Evidence) -> Finding | NoTest:
-    """Test two models by a method; what it needs and they lack, or a score that is no number, gives no test."""
+    """Test two models by a method; there is no test if they lack what it needs, or if the score is not a number."""
     for need in method.needs:
         if unmet := _UNMET[need](a, b):
             return NoTest(unmet)

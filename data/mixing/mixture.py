@@ -86,7 +86,7 @@ class Mixture(_Sources):
         return self.order.places(samples_N)
 
     def epochs(self, n_samples: int) -> dict[str, float]:
-        """Return how many times each source is read in the first ``n_samples``."""
+        """Return the number of passes over each source in the first ``n_samples``."""
         return {name: count / self.sources[name].n_samples for name, count in self.order.taken(n_samples).items()}
 
 

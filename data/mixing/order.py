@@ -45,7 +45,7 @@ class SourceOrder:
     ) -> None:
         self.names = list(names)
         self.stages: list[Stage] = []
-        """In their order; the first begins with sample 0."""
+        """Stages in their order; the first begins with sample 0."""
         for first, of_stage in ((0, weights), *changes):
             given = {name: of_stage.get(name, 0) for name in names}
             total = sum(given.values())
@@ -76,5 +76,5 @@ class SourceOrder:
         return stage.before_S + stage.proportions.taken(n_samples - stage.first)
 
     def taken(self, n_samples: int) -> dict[str, int]:
-        """Count how many of the first ``n_samples`` each source gives."""
+        """Count the samples of each source among the first ``n_samples``."""
         return dict(zip(self.names, self._taken(n_samples).tolist(), strict=True))

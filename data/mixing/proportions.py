@@ -133,7 +133,7 @@ class Proportions:
         return source_N, number_N
 
     def taken(self, n_samples: int) -> np.ndarray:
-        """Count how many of the first ``n_samples`` each source gives: int64 ``[S]``."""
+        """Count the samples of each source among the first ``n_samples``: int64 ``[S]``."""
         block, k = divmod(n_samples, self._block)
         if not k:
             return np.array(self._counts(block), dtype=np.int64)

@@ -39,7 +39,7 @@ class StreamPlace(NamedTuple):
     epoch: int = 0
     """Pass over its files, from 0, in which the buffer's first window begins."""
     file: int = 0
-    """In the order of that pass."""
+    """Index of the file in the order of that pass."""
     row: int = 0
     token: int = 0
     """Token within the row's text."""

@@ -28,7 +28,7 @@ class FileSplit:
     train: np.ndarray
     val: np.ndarray
     documents: tuple[int, int] | None
-    """In training and in validation, where documents are known."""
+    """Numbers of documents in training and in validation; None if they are unknown."""
 
     last_document: int = 0
     """First token of its last document."""

@@ -61,7 +61,7 @@ class Compared:
     """None: each model has its own."""
     pairs: AllPairs
     lines: list[Line]
-    """Between every pair's weights; empty where none was asked for."""
+    """Lines between every pair's weights; empty if none was requested."""
 
 
 def compare_readings(

@@ -21,7 +21,7 @@ _SAID = ("num_experts", "down_proj", "has_gate", "has_bias", "is_transposed", "_
 
 
 def expert_width(experts: Any) -> int:
-    """Return the number of hidden units of an expert; 0 if the module does not say how they are computed."""
+    """Return the number of hidden units of an expert; 0 if the module does not show their computation."""
     if not all(hasattr(experts, name) for name in _SAID):
         return 0
     return full_shape(experts.down_proj)[1 if experts.is_transposed else 2]

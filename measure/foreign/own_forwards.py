@@ -102,7 +102,7 @@ class OwnForward(NamedTuple):
 
     method: str
     make: Callable[[Any, Attend], Callable[..., Any]]
-    """(attention module, what attends) → what is called in place of the method."""
+    """Function from (attention module, function that attends) to the replacement of the method."""
 
 
 #: Model types whose attentions do not run through the interface.

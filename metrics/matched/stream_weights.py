@@ -22,8 +22,7 @@ class StreamWeights:
     """Token vectors float32 ``[R, D]`` by name: embeddings, and the output head where it is not the same."""
     units: Mapping[str, np.ndarray]
     """Every unit's vectors in the residual stream, one per map that reads or writes it: float32 ``[N, M, D]`` by place
-    in the model. A unit is what has a number in a block and no other mark: a hidden unit of the MLP, a channel of the
-    values.
+    in the model. A unit is identified only by its number in a block: a hidden unit of the MLP, a channel of the values.
     """
 
 

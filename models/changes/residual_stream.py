@@ -21,7 +21,7 @@ _READERS = {
     "norm_attn": ("attn.q", "attn.k", "attn.v", "attn.q_down", "attn.kv_down", "attn.gate.map"),
     "norm_mlp": ("mlp.gate", "mlp.up"),
 }
-"""Norm of a block → the maps that read what it gives."""
+"""Norm of a block → the maps that read its output."""
 _WRITERS = ("attn.o", "mlp.down")
 _BLOCK = re.compile(r"blocks\.\d+\.")
 

@@ -32,7 +32,7 @@ class Layout:
     model_type: str
     """Name of the family in ``config.json``."""
     config: dict[str, Any]
-    """``config.json``, but for what follows from weights and tokenizer."""
+    """``config.json``, without the fields that follow from weights and tokenizer."""
     mappings: list[TensorMapping]
     """Every tensor, with the parameters that form it."""
     buffers: frozenset[str] = frozenset()

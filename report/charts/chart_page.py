@@ -52,7 +52,7 @@ class Prose:
 
     text: str
     note: bool = False
-    """In small grey type."""
+    """True for small grey type."""
     kind: str = "prose"
 
 

@@ -54,10 +54,11 @@ class Series:
 
     values: np.ndarray
     axes: Mapping[str, Sequence[Any]]
-    """Per dimension of ``values``, outermost first: its name (``step``, ``layer``, ``head``, ``position``, …) and the
-    coordinate of every index. The page's choice of step, block (``layer``) and head applies by these names."""
+    """Each dimension of ``values``, outermost first: its name (``step``, ``layer``, ``head``, ``position``, …) and the
+    coordinate of every index. The page's choice of step, block (``layer``) and head applies by these names.
+    """
     run: int | None = None
-    """Place among the runs of the page, which decides the colour; None for what is common to all."""
+    """Place among the runs of the page, which decides the colour; None for a series common to all."""
     name: str = ""
     """Name, if a panel holds several series of one run."""
     look: Look = "solid"

@@ -22,14 +22,14 @@ from .specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, RankingPan
 _WIDTH, _HEIGHT = 360, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 6, 6, 20
 _MOST_POINTS = 120
-"""Per line: a still picture is small."""
+"""Largest number of points per line: a still picture is small."""
 _MANY_LINES = 12
 _MOST_LINES = 24
 """Largest number of blocks with lines in a still picture; among more, those where the numbers change most are drawn."""
 MOST_NAMED = 6
-"""Blocks that keys name; those of more have a scale of colours."""
+"""Largest number of blocks that keys name; more of them have a scale of colours."""
 _MOST_NUMBERED = (16, 12)
-"""Rows and columns of a map that has its numbers in it; a larger one is a picture."""
+"""Largest numbers of rows and columns of a map with numbers in its cells; a larger map is a picture."""
 _DASHES = {"dashed": "5 3", "dotted": "1.5 2.5", "control": "4 3"}
 
 

@@ -176,9 +176,9 @@ class Panel:
     x: np.ndarray
     """``[X]``"""
     lines: np.ndarray
-    """``[H or blocks, X]``; what is not finite is not drawn."""
+    """``[H or blocks, X]``; values that are not finite are not drawn."""
     references: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Label → ``[X]``: what the lines are judged against."""
+    """Label → ``[X]``: levels that the lines are judged against."""
 
 
 def heights_for(heights: Heights, panels: Sequence[Panel]) -> Heights:

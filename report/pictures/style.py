@@ -28,7 +28,7 @@ THEME = {
     "--paper": (PAPER, "#16191d"),
     **{f"--run-{i}": pair for i, pair in enumerate(zip(RUN_COLOURS, _DARK_RUN_COLOURS, strict=True))},
 }
-"""CSS variable → (light, dark): what a page must define for the pictures in it."""
+"""CSS variable → (light, dark): variables that a page must define for its pictures."""
 
 # First to last block: hues of one middling lightness, readable on white and on black.
 DEPTH = ("#3b82c4", "#8f6cc0", "#c9577f", "#d9722b")

@@ -71,7 +71,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, the sentence that says what one sees, and its pictures."""
+    """A heading, a sentence about its pictures, and the pictures."""
 
     id: str
     title: str
@@ -81,7 +81,7 @@ class Section:
     notes: list[str] = field(default_factory=list)
     """Remarks that the reader needs before the pictures, or the reason why there are none."""
     unpictured: list[tuple[str, Sequence[LabelledArray]]] = field(default_factory=list)
-    """CSV file and numbers of what has no picture because the page has too many runs."""
+    """CSV file and numbers of quantities without pictures, because the page has too many runs."""
 
     def in_words_of(self, start: Start) -> Section:
         """Return a copy whose words for "birth" are those of another start."""

@@ -38,7 +38,7 @@ class SnapshotView:
     """Name of the run or model that was measured."""
     snapshot: Snapshot
     start: Start = BIRTH
-    """The words for what its model's training began with."""
+    """Words for the start of its model's training."""
 
     @property
     def n_layers(self) -> int:
@@ -91,7 +91,7 @@ class SnapshotView:
         draw: Callable[[Arrays], Drawing | None],
         square: bool = False,
     ) -> None:
-        """Add what ``draw`` makes of every probe that holds the arrays it ``needs``, all on one scale."""
+        """Add the pictures that ``draw`` makes of every probe with the arrays it ``needs``, all on one scale."""
         by_probe = {prefix: arrays_of(self.snapshot, prefix) for prefix in measured_probes(self.snapshot)}
         made = {
             prefix: drawn

@@ -33,7 +33,7 @@ PICTURED = 3
 _MAX_POINTS = 600  # per loss curve; more than a picture has pixels says nothing more
 
 Curves = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""Name of a quantity → (what a legend calls it, its line style)."""
+"""Name of a quantity → (its name in the legend, its line style)."""
 DrawRun = Callable[[RunHistory], Drawing | None]
 
 
@@ -88,7 +88,7 @@ class TrainingView:
 
     @property
     def start(self) -> Start:
-        """The words for what these runs began with."""
+        """Words for the start of these runs."""
         return start_of_all(run.start for run in self.runs)
 
     def legend_name(self, run: RunHistory) -> str:
@@ -205,7 +205,7 @@ class TrainingView:
     def add_per_probe(
         self, section: Section, key: str, caption: str, draw: Callable[[RunHistory, str], Drawing | None]
     ) -> None:
-        """Add what ``draw`` makes of each run's random probe, and of its text probe where it has one."""
+        """Add the pictures that ``draw`` makes of each run's random probe, and of its text probe if it has one."""
         wanted = []
         for prefix, probe in PROBES.items():
 

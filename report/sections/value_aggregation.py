@@ -51,7 +51,7 @@ def _discrepancy_of_heads(variance: np.ndarray) -> np.ndarray:
 
 
 def _differ(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Say if the variance differs between what attention aggregates and what enters the output projection."""
+    """Say if the variance differs between the attention's aggregation and the input of the output projection."""
     raw, out = (arrays.get(name) for name in ("variance_discrepancy", "variance_discrepancy_out"))
     return raw is not None and out is not None and not np.array_equal(raw, out)
 

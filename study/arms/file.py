@@ -33,7 +33,7 @@ class ArmStudy:
     init_seeds: tuple[int, ...]
     """Seeds from each of which every arm is born, so that arms are compared birth by birth."""
     arms: dict[str, dict[str, Any]]
-    """Name → dotted fields that differ from the base; the first arm is what pictures compare the others with."""
+    """Name → dotted fields that differ from the base; pictures compare the others with the first arm."""
     families: dict[str, list[str]]
     """Arms that share a panel of the figure; arms without a family fill panels in their order."""
     scales: dict[str, Scale]

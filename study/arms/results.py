@@ -75,8 +75,9 @@ class ArmResult:
     """``[runs, steps]`` sink mass: on the task's text where it was measured, a share of the row's sum where rows do
     not sum to 1."""
     step_s: Spread = field(default_factory=lambda: spread([]))
-    """Seconds of a training step, of each run the median. It depends on the machine and on what else that did: it is no
-    figure of the table, which is the same whoever started the runs."""
+    """Median seconds of a training step of each run. They depend on the machine and its other work, so they are not in
+    the table, which does not depend on who started the runs.
+    """
 
     @property
     def sink(self) -> Spread:

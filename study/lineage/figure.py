@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 3
 _DOTS = {True: "o", False: "^"}
-"""Marker by whether one of the two models is a birth."""
+"""Marker of a pair with (True) or without (False) a birth."""
 _LOOKS: dict[str, dict[str, Any]] = {
     "kin": {"color": RUN_COLOURS[0], "linewidth": 1.1},
     "stranger": {"color": RUN_COLOURS[1]},

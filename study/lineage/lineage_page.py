@@ -51,7 +51,7 @@ def _cell(text: str) -> str | Markup:
 
 
 def outcome(results: Sequence[PairResult], test: str) -> str:
-    """Say in a sentence how often a test was right."""
+    """Describe in a sentence the number of right answers of a test."""
     parts = []
     for expected, words in (("kin", "of one birth"), ("stranger", "of two births")):
         found = [r.fingerprints[test] for r in results if r.expected == expected]

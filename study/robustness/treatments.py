@@ -33,7 +33,9 @@ class Workplace:
     """Another base, for treatments that take two."""
     text: Text
     needed: Counter[object] = field(default_factory=Counter)
-    """Trainings that rows of the study begin with (`Treatment.training`), and how many rows have yet to."""
+    """Trainings that rows of the study begin with (`Treatment.training`), with the number of rows that still
+    need them.
+    """
     kept: dict[object, Decoder] = field(default_factory=dict)
     """Models trained for one row that serve another too, until it has used them."""
 
@@ -159,7 +161,7 @@ class Adapting(Treatment):
     length: int | None = None
     """Length of a ``prefix``."""
     merged: bool = False
-    """Add what ``lora`` learned to the weights, and leave it out."""
+    """Add the product that ``lora`` learned to the weights, and remove the adapter."""
 
     @property
     def config(self) -> AdapterConfig:
@@ -204,8 +206,8 @@ class Adapting(Treatment):
 
 @dataclass(frozen=True)
 class Distillation(Treatment):
-    """Training of another seed's birth to predict the same as the model (arXiv 1503.02531): it says what the model
-    says, and has another birth.
+    """Training of another seed's birth to predict the same as the model (arXiv 1503.02531): the result predicts what
+    the model predicts, but has another birth.
     """
 
     steps: int

@@ -86,10 +86,10 @@ class ForeignSource(AnySource):
 
 @dataclass(frozen=True)
 class SourceWithBirth(ModelSource):
-    """Source of a model with a config of this package, which says how it was born."""
+    """Source of a model with a config of this package, from which its birth can be drawn."""
 
     births: RunConfig
-    """Config that says how the model was born, and how models of other seeds are."""
+    """Config from which the model's birth, and births of other seeds, are drawn."""
     init_seed: int
     """Seed of its own birth."""
     step: int

@@ -341,7 +341,7 @@ class _Watch:
         return f"{where}; --resume goes on from the last checkpoint"
 
     def _has_folder(self) -> bool:
-        """Return True if the run's folder exists, as known without the file system, which may be what hangs."""
+        """Return True if the run's folder is known to exist, without asking the file system, which may hang."""
         return self.progress.place.phase != "birth"
 
     def _show(self, rank: int, stack: str) -> None:

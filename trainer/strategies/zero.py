@@ -170,7 +170,7 @@ class EngineModule(Protocol):
     """The part of the trained LightningModule that the strategy uses."""
 
     optimizer_config: OptimizerConfig
-    """The optimizer, which says what of its state is sharded."""
+    """Settings of the optimizer, which say which part of its state is sharded."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's groups, in the order of a single process."""

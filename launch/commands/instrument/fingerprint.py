@@ -25,7 +25,7 @@ SUMMARY = "Show which models share a birth (docs/lineage.md)."
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options that name the models or a calibration, and those of the comparison. how they are compared."""
+    """Add the options that name the models or a calibration, and those of the comparison."""
     parser.add_argument("models", type=str, nargs="*", metavar="MODEL", help=f"Each {MODEL_NAMES}.")
     parser.add_argument(
         "--out",

@@ -18,7 +18,7 @@ SUMMARY = "Show which seed a model was born from (docs/lineage.md)."
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options that name the model and the candidates, and those of the comparison. how they are compared."""
+    """Add the options that name the model and the candidates, and those of the comparison."""
     add_model(parser)
     parser.add_argument("--seeds", type=str, required=True, metavar="A..B", help="Candidates: 0..9999, or 3,7,10..20.")
     parser.add_argument(

@@ -57,8 +57,9 @@ class _Attention(ctypes.Structure):
 
 def _call(name: str, window: int, scale: float, q: Tensor, k: Tensor, v: Tensor, **others: Tensor | None) -> None:
     """Call a function of the kernel. Tensors in bf16 are ``[B, heads, T, width]``, their last axis contiguous. The
-    others are contiguous: ``[B, H, T]`` in float32, and what bf16 leaves of the output, ``[B, T, H, V]`` in int8. None,
-    or a tensor without elements: not wanted."""
+    others are contiguous: ``[B, H, T]`` in float32, and the remainder of the output beyond bf16, ``[B, T, H, V]`` in
+    int8. None, or a tensor without elements: not wanted.
+    """
     library = kernel(_SOURCE)
     assert isinstance(library, ctypes.CDLL), library
     call = _Attention(*q.shape[:2], k.shape[1], *q.shape[2:], v.shape[3], window, scale)

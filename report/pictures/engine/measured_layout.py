@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 _EDGE = 3.0
-"""Between what is drawn and the figure's edge."""
+"""Space between the drawing and the figure's edge."""
 _GAP = 9.0
-"""Between axes that stand side by side or one below the other, beside their labels."""
+"""Space between neighbouring axes, beside their labels."""
 _TICK_LENGTH, _TICK_PAD, _TITLE_PAD = 3.5, 3.5, 5.0
 LABEL_PAD = 3.0
-"""Between an axis' numbers and its label."""
+"""Space between an axis' numbers and its label."""
 _BAR_WIDTH, _BAR_GAP = 9.0, 8.0
 _HANDLE, _HANDLE_PAD, _COLUMN_GAP, _ROW, _LEGEND_GAP = 16.0, 6.0, 12.0, 12.5, 3.0
 _LONGEST_ENTRY = 44
