@@ -140,7 +140,7 @@ def put_in_place(new: Path, path: Path) -> None:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a folder, if it is there, such that a crash on the way leaves nothing that looks like one."""
+    """Delete a folder if it exists, so that a crash on the way leaves nothing that looks like a complete one."""
     if not folder.exists():
         return
     prefix = f".{folder.name.removeprefix('.')}."

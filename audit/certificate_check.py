@@ -67,13 +67,13 @@ class Verified:
     checkpoint: str
     """Name of the checkpoint, as the user gave it."""
     content: Content | None
-    """None of a model of another shape, which is not read."""
+    """Content of the checkpoint; None if its shapes differ, since it is then not read."""
     other_shape: str
     """First difference of the shapes in words; "" without one."""
     listed: list[tuple[int, str]]
     """Steps under which the certificate lists its content, and the type that the values are rounded to."""
     opened: Opened | None
-    """None where nothing was revealed, or there is nothing to compare."""
+    """Check of the revealed secret; None if nothing was revealed, or if there is nothing to compare."""
 
     @property
     def is_listed(self) -> bool:
@@ -82,7 +82,7 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """True if everything that was asked holds."""
+        """True if every statement that was checked holds."""
         return self.is_listed and (self.opened is None or self.opened.holds)
 
 

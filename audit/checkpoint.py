@@ -393,7 +393,7 @@ class Same:
 
     @property
     def is_drawn(self) -> bool:
-        """True if one of them is a redrawn birth, which nobody can have exchanged."""
+        """True if one of them is a birth drawn from its seed, which nobody can have exchanged."""
         return any(one.member.drawn_from is not None for one in self.members)
 
     @property

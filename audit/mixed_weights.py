@@ -272,7 +272,7 @@ def _say_exchanged(tensors: Tensors) -> bool:
 
 
 def _say_strange(tensors: Tensors) -> bool:
-    """Report a checkpoint whose tensors partly lie off the curve of its others, if there is one."""
+    """Report a checkpoint some of whose tensors lie off the curve that its other tensors follow, if there is one."""
     places, length_TMM = _settled(tensors), np.sqrt(tensors.own_squares())
     for chain in chains(places, tensors.without_mixed()):
         for before, i, behind in zip(chain.path, chain.path[1:], chain.path[2:], strict=False):

@@ -65,7 +65,7 @@ class Place(NamedTuple):
     """Rank of the stage; 0 where the name says none."""
     stage_words: str
     ingredient: int
-    """Number of the training among those that begin at the end of one stage; 0 where the name says none."""
+    """Number of the training among those that begin at the end of one stage; 0 if the name has none."""
     beginning: str
     """Name of the checkpoint that the training began from, where it is another one than the end of the last stage."""
     step: int
@@ -88,7 +88,7 @@ def at_step(step: int) -> Place:
 
 
 def said_place(name: str) -> Place | None:
-    """Read the place that a checkpoint's name says; None if it says no step, or names a mean."""
+    """Read the place in a checkpoint's name; None if the name has no step, or is that of a mean."""
     steps = _STEP.findall(name)
     if not steps or _MEAN.search(name):
         return None
@@ -104,8 +104,8 @@ def said_place(name: str) -> Place | None:
 
 
 def missing_places(places: Iterable[Place]) -> list[Place]:
-    """List the places that a regular suite leaves out: if most steps have one distance, its missing multiples between
-    them. An irregular suite leaves out none.
+    """List the places missing from a regular suite: if most steps have the same distance, its missing multiples between
+    them. An irregular suite has none.
     """
     chains: dict[tuple[int, str, int, str], list[int]] = {}
     for place in sorted(set(places)):

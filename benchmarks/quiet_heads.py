@@ -1,12 +1,12 @@
-"""Do heads park their attention to be quiet? What a block writes where it has nothing to do, and what changes if its
-heads are silent there, or look at all keys evenly.
+"""Attention of idle heads, which may be parked on a key to be quiet: the output of a block that has nothing to do, and
+the effect of silencing its heads there, or of spreading their attention evenly over all keys.
 
     birthmark ablate sinks_quiet --out STUDY
     python benchmarks/quiet_heads.py STUDY
 
 Reads the last checkpoint of every run of the study and asks it on held-out samples of the backcopy task. A query is
 *idle* where its token is no trigger. At idle queries alone, the outputs of all heads of one block are replaced: by 0
-(*silent*), or by what even attention gives, amplified as the block amplifies it (*even*). Prints a row for each arm and
+(*silent*), or by the output of even attention, amplified as the block does (*even*). Prints a row for each arm and
 block, means over seeds and their range: mean attention of idle queries on position 0; the RMS of what the attention
 adds to the residual stream at idle queries, as trained and with even attention, over that at triggers; and how much the
 losses rise, in nats.

@@ -24,7 +24,7 @@ class StepCallback(L.Callback):
 
 
 def never(step: int) -> bool:
-    """Ask for no step beside those of a cadence."""
+    """Request no steps beyond those of a cadence."""
     return False
 
 

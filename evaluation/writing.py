@@ -63,9 +63,9 @@ def write(model: Decoder, prompts: Sequence[Prompt], batch_size: int, is_over: I
 
 
 class _Batch:
-    """Prompts of several lengths, in step: the first pass reads as much as the shortest has. From then on every pass
-    adds one token, which is the next of its prompt where that is longer, and else the likeliest. So nothing is filled
-    up."""
+    """Prompts of several lengths, processed in step without padding: the first pass reads the length of the shortest.
+    Every further pass adds one token to each: the next one of a longer prompt, else the likeliest one.
+    """
 
     def __init__(self, model: Decoder, numbers: Sequence[int], prompts: Sequence[Prompt], is_over: IsOver) -> None:
         self.model, self.numbers, self.asked = model, numbers, is_over

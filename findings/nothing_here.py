@@ -19,7 +19,9 @@ from .wording import in_prose
 
 
 def nothing_here(runs: Sequence[RunHistory], section: str) -> str:
-    """Say why a section may be folded to one line; "" if there is something to see, or nothing was measured."""
+    """Return the reason why a section may be folded to one line; "" if it has something to show, or nothing was
+    measured.
+    """
     test = _TESTS.get(section)
     return test(runs) if test else ""
 

@@ -118,7 +118,7 @@ class SnapshotConfig:
         return self.batch_size or BATCH_SIZE
 
     def asks(self, step: int) -> bool:
-        """Say if ``steps`` or ``factor`` ask for a snapshot after this optimizer step."""
+        """Return True if ``steps`` or ``factor`` request a snapshot after this optimizer step."""
         if step in self.steps:
             return True
         if self.factor is None or step < 1:

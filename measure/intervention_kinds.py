@@ -126,7 +126,7 @@ class Kind:
     options: ClassVar[frozenset[str]] = frozenset()
     """The optional fields of :class:`Intervention` that it reads."""
     named: ClassVar[str | None] = None
-    """The field that says which units, channels or heads; None where there are none to choose."""
+    """Field that selects the units, channels or heads; None if there are none to choose."""
     needs_position: ClassVar[bool] = True
     acts_on_later_blocks: ClassVar[bool] = True
     """True if its outcome shows in later blocks alone."""

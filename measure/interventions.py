@@ -39,7 +39,7 @@ class PassFigures:
     """Figures of one pass over the probe, means over sequences, float64. NaN if a block does not show them."""
 
     dose: float | None
-    """λ, or 1 of a kind without doses; None of the model left alone."""
+    """λ, or 1 for a kind without doses; None for the unchanged model."""
     attention: np.ndarray
     """``[L, H, P]``: mean of ``a[t, k]`` over the queries ``t > k``."""
     attention_to_first: np.ndarray

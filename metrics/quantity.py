@@ -180,7 +180,7 @@ class Column:
     heading: str = ""
     """Heading, by default the quantity's label; a line break where a narrow heading has one."""
     place: int = 100
-    """Order from the left; those of one place stand in the order of their declarations."""
+    """Order from the left; columns of equal place keep the order of their declarations."""
     gives_way: int = 1
     """Order in which columns give way where a terminal is narrow, from 1; 0: never."""
     page_only: bool = False
@@ -199,7 +199,7 @@ class Quantity:
     """Key in ``summary.json`` and ``arrays.safetensors``, ``bias/NAME`` in ``metrics.jsonl`` and W&B, ``quantity`` in
     CSV files."""
     axes: tuple[AxisName, ...] = ()
-    """Dimensions of its array, outermost first (`AXES`); () where it is a scalar alone."""
+    """Dimensions of its array, outermost first (`AXES`); () for a mere scalar."""
     label: str = ""
     """Name on axes and in tables; default: its name with spaces."""
     definition: str = ""

@@ -81,7 +81,8 @@ class KeySummer:
 
     def read(self, part: tuple[slice, slice], start: int, weights_BHRS: Tensor) -> None:
         """Add the weights of the queries from ``start`` on, of some sequences and heads, on keys 0, 1, …; the queries
-        of a part come in order. Writes into them and keeps nothing of them."""
+        of a part come in order. Overwrites the weights and keeps no reference to them.
+        """
         if self.total_CBHT is None:
             # C: the kinds, as they are and normalised.
             self.total_CBHT = weights_BHRS.new_zeros(self.n_kinds, *self.shape_BHT)

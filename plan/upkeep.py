@@ -34,8 +34,9 @@ class Upkeep:
     """Bytes of the copies in that machine's memory, kept from one checkpoint to the next."""
     snapshot_memory: float | None
     """Bytes of one process beside those that training holds between steps: a stranger's weights, and the logits and the
-    residual streams of a batch of the probe. It has none of the step's own activations at the same time. None where the
-    run takes no snapshots."""
+    residual streams of a batch of the probe. The step's own activations are not in memory at the same time. None where
+    the run takes no snapshots.
+    """
     snapshot_seconds: float | None
     """Seconds of one snapshot at a checkpoint, over all its probes; None if no speed is known, or if the run takes no
     snapshots. At birth, strangers too are measured.

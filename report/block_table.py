@@ -18,7 +18,7 @@ from .text import format_value
 from .verdicts import printed, snapshot_verdicts
 
 _ON_TEXT_TOO = ("sink", "gradient")
-"""Sections whose figures of the text probe stand beside those of random tokens."""
+"""Sections that also show figures of the text probe, beside those of random tokens."""
 
 
 def layers(snapshot: Snapshot) -> list[dict[str, float]]:

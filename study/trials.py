@@ -45,7 +45,7 @@ class Trial:
 
     @property
     def log(self) -> Path:
-        """The output of its process, beside the run's folder."""
+        """File of its process' output, beside the run's folder."""
         return self.run.path.with_suffix(".log")
 
     @property

@@ -102,7 +102,7 @@ class Repository:
 
 
 def find_repository(folder: Path) -> Repository | None:
-    """Find the repository that a folder lies in; None if there is none."""
+    """Find the repository of a folder; None if there is none."""
     folder = folder.resolve()
     root = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
     if root is None:

@@ -115,7 +115,7 @@ def _copied(store: _Store, found: _Found, cache_dir: Path, verify: str) -> Path:
 
 
 class _Store:
-    """File system of one URL, asked with patience: three tries, and ``timeout_s`` without a sign of life."""
+    """File system of one URL, with three tries per request, each ended after ``timeout_s`` without a sign of life."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         import fsspec

@@ -64,7 +64,7 @@ class NGrams:
         return cls(words, np.load(folder / "ngrams.npy"), n)
 
     def are_in(self, text: Text) -> bool:
-        """Return True if a text holds one of them."""
+        """Return True if a text contains one of the n-grams."""
         before = np.empty(0, np.int64)
         for words in _words(text):
             ids = np.concatenate([before, np.fromiter(map(self._number.get, words, repeat(-1)), np.int64, len(words))])

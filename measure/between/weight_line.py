@@ -43,7 +43,7 @@ _MOST_LOGITS = 1 << 22
 
 
 def line_problem(a: Decoder | ForeignModel, b: Decoder | ForeignModel) -> str | None:
-    """Say in words why there is no line between two models; None if there is one."""
+    """Return the reason why there is no line between two models; None if there is one."""
     ours, theirs = a.state_dict(), b.state_dict()
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if name not in ours or name not in theirs:

@@ -81,8 +81,8 @@ def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
 
 
 def _by_tensor(values: Sequence[Values]) -> Iterator[np.ndarray]:
-    """Yield the checkpoints' values of one tensor after the other, float64 ``[M, runs, length]``. NaN for a checkpoint
-    that lacks the tensor or has it in another shape than the first that holds it.
+    """Yield the values of one tensor after the other in all checkpoints, float64 ``[M, runs, length]``: NaN for a
+    checkpoint that lacks the tensor or has it in another shape than the first one with it.
     """
     for name in sorted({name for held in values for name in held}):
         shape = next(held[name].shape for held in values if name in held)

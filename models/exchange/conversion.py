@@ -216,7 +216,7 @@ class TensorMapping:
     shape: tuple[int, ...]
     transposed: bool
     n_heads: int | None
-    """Heads within which ours lie side by side; None: they lie one after the other."""
+    """Number of heads within which our tensors lie side by side; None if they lie one after the other."""
 
     def join(self, tensors: list[Tensor]) -> Tensor:
         """Join parameters, ``[out, in]`` or ``[out]`` each, along ``out`` into the family's tensor."""

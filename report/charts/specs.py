@@ -63,7 +63,7 @@ class Series:
     """Name, if a panel holds several series of one run."""
     look: Look = "solid"
     probe: str = ""
-    """``random`` or ``text``, where it is of one of them."""
+    """``random`` or ``text``, if the series belongs to one of these probes."""
 
     def __post_init__(self) -> None:
         lengths = tuple(len(coordinates) for coordinates in self.axes.values())

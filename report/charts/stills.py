@@ -64,7 +64,7 @@ class _Line:
     plain_name: str
     """The same without block, head and step."""
     blocks: tuple[int, int] | None = None
-    """The first and the last block, where it is the line of one of them."""
+    """First and last block, if it is the line of a block."""
 
 
 def _lines(panel: CurvePanel) -> Iterator[_Line]:

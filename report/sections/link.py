@@ -28,13 +28,13 @@ class Link:
     in_snapshot: Callable[[SnapshotView, Section], None] = lambda view, section: None
     """Function that draws the link's own pictures for the page of a snapshot."""
     quantities: Sequence[str] = ()
-    """Quantities that the link draws itself or leaves to tables and lists; all else of its section is drawn as it is
-    declared.
+    """Quantities that the link draws itself or leaves to tables and lists; all other quantities of its section are
+    drawn as declared.
     """
     optional: bool = False
     """True if the page of runs leaves the section out when nothing is drawn."""
     explains: bool = True
-    """True if the section says why nothing is drawn, where that is so."""
+    """True if a section without a drawing says why."""
 
     def section_over_training(self, view: TrainingView, declared: Sequence[Quantity]) -> Section | None:
         """Build the link's section of the page of runs, with further ``declared`` quantities; None if it has none."""

@@ -23,7 +23,7 @@ class ProbeOptions:
     """Sequences that they are shown."""
 
     seq_len: int | None = None
-    """Tokens in each; by default 64, or as many as all of them can read."""
+    """Tokens in each sequence; by default 64, or as many as all models can read."""
 
     probe_seed: int = 0
     """Seed of the sequences, and of nothing else."""

@@ -49,7 +49,7 @@ class LoadedModel:
     tokenizer_file: Path | None
     """``tokenizers`` JSON of the text that it reads, if it has one."""
     run: Path | None = None
-    """The run that it is of, where it is of one."""
+    """Run of the model, if it belongs to one."""
     stranger: Callable[[int], Decoder | ForeignModel] | None = None
     """The n-th birth, from 1, of the same config from another seed; where that is known."""
     stored_kinds: Mapping[str, int] = field(default_factory=dict)

@@ -97,7 +97,7 @@ class SourceWithBirth(ModelSource):
     checkpoint: Path | None = None
     """Folder of its weights; None for a birth, which is drawn."""
     run: Path | None = None
-    """The run that it is of; None of a birth that a config names."""
+    """Run of the model; None for a birth that a config names."""
 
     def born(self, init_seed: int) -> Decoder:
         """Allocate the model of step 0 for its own seed, or a birth of the same config for another seed."""

@@ -74,8 +74,8 @@ def _leave() -> None:
 def join_process_group(
     process: LaunchedProcess | None, device: torch.device, timeout: timedelta = TIMEOUT
 ) -> Iterator[None]:
-    """Join one process group with the others within the context; a process without a launcher is alone. A group that
-    this process joined before is used, and kept: several runs of one launch may share it.
+    """Join one process group with the others within the context; a process without a launcher forms a group of its own.
+    A group that this process has joined before is reused and kept: several runs of one launch may share it.
 
     Args:
         process: this process among those of its launcher.

@@ -26,7 +26,9 @@ class StrategyFacts:
     reads: frozenset[str] = frozenset()
     """Fields of ``trainer`` that only some strategies read, of which this is one."""
     refuses: Mapping[tuple[str, Any], str] = field(default_factory=dict)
-    """(field of ``trainer``, value) that it cannot do → why, and the mend; ``{strategy}`` stands for its name."""
+    """(field of ``trainer``, value) that the strategy does not support → the reason, and the remedy; ``{strategy}``
+    stands for its name.
+    """
 
     @property
     def engine(self) -> bool:

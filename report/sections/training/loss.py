@@ -1,4 +1,6 @@
-"""Section on the course of training: the losses, beside what knowing the frequencies of tokens alone reaches."""
+"""Section on the course of training: the losses, beside the loss of a model that knows only the frequencies of
+tokens.
+"""
 
 from __future__ import annotations
 
