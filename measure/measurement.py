@@ -87,30 +87,30 @@ def measure(
     documents_NT: np.ndarray | None = None,
     own_birth: bool = False,
 ) -> Measurement:
-    """Every quantity of definitions §3–7, and of your own metrics, from one forward pass over a probe.
+    """Measure every quantity of definitions §3–7, and your own metrics, in one forward pass over a probe.
 
-    The pass runs in the parameters' own precision; statistics are float32 inside a batch (float64 where the parameters
-    are) and float64 across batches. In a process group every rank calls, passes its part of the probe through its own
-    model, and returns what the whole probe gives.
+    The pass runs in the parameters' own precision; statistics are float32 inside a batch (float64 if the parameters
+    are) and float64 across batches. Collective: call on every rank. Each passes its part of the probe through its model
+    and returns the result of the whole probe.
 
     Args:
-        model: the decoder, or a wrapped one of ``transformers``, in any state; it is left exactly as it was. Of a
-            :class:`DecoderByBlock` one block at a time is in memory.
+        model: the decoder, or a wrapped one of ``transformers``, in any state; it is left unchanged. A
+            :class:`DecoderByBlock` has one block at a time in memory.
         probe_NT: int64 token ids ``[N, T]``.
-        birth: reference of this model's own birth; where it is not known, what compares with it is left out.
+        birth: reference of this model's birth; without it, comparisons with birth are left out.
         strangers: references of other births of the same config.
-        batch_size: sequences in one pass, by default what suits the device; the result does not depend on it.
+        batch_size: sequences in one pass, by default a number that suits the device; the result does not depend on it.
         sink_epsilon: ε of the sink rate.
         metrics: your own: ``module:Class``, classes or instances (docs/extending.md).
         documents_NT: the number of each token's document in its sequence, rising, int64 ``[N, T]``; by default a
             sequence is one document.
-        own_birth: the model is a birth, of which one block at a time is in memory, and is compared with itself in the
-            same pass; ``birth`` is left out.
+        own_birth: the model is a birth with one block at a time in memory, and is compared with itself in the same
+            pass; leave ``birth`` out.
 
     Raises:
-        UsageError: one of your metrics is none.
-        RunError: the model gives NaN or inf, and where in the pass first; or one of your metrics fails, or changes the
-            model.
+        UsageError: one of your metrics is not a metric.
+        RunError: the model gives NaN or inf (names the first place in the pass); or one of your metrics fails, or
+            changes the model.
     """
     sources, run, config = find_metrics(metrics), pass_of(model), model.config
     ours = dict(OBSERVED)

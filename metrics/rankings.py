@@ -23,7 +23,7 @@ class Ranked:
 
     @cached_property
     def ids(self) -> np.ndarray:
-        """Token ids by falling preference; ties in order of id."""
+        """Return token ids by falling preference; ties in order of id."""
         return np.argsort(-self.p_V, kind="stable")
 
     @cached_property
@@ -63,7 +63,7 @@ def kendall_tau(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked) -> float:
 
 
 def ranking(p_V: np.ndarray) -> np.ndarray:
-    """Token ids by falling preference; ties in order of id."""
+    """Return token ids by falling preference; ties in order of id."""
     return Ranked(p_V).ids
 
 

@@ -51,7 +51,7 @@ _make_reader: ContextVar[MakeReader | None] = ContextVar("make_reader", default=
 
 @contextmanager
 def read_weights(make: MakeReader) -> Iterator[None]:
-    """Within the context, show the weights of each observed attention to a new reader, then found at
+    """Show the weights of each observed attention, within the context, to a new reader, then found at
     ``attended.weights``.
 
     Sums over all weights cost little more than the fused attention this way: its output comes from the same blocks.
