@@ -23,7 +23,7 @@ class Ranked:
 
     @cached_property
     def ids(self) -> np.ndarray:
-        """Return token ids by falling preference; ties in order of id."""
+        """Token ids by falling preference; ties in order of id."""
         return np.argsort(-self.p_V, kind="stable")
 
     @cached_property
