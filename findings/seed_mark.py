@@ -7,6 +7,7 @@ from math import isfinite, isnan, nan, sqrt
 
 from ..files import finite_or_nan, one_line
 from ..measure.records import Snapshot
+from ..metrics.between.weight_kinship import LEAST_COSINE
 from .history import RunHistory
 from .thresholds import threshold
 from .verdict import Tone, Verdict, at_step, is_measured, over_training, scalar
@@ -150,6 +151,13 @@ def lineage(history: RunHistory) -> Verdict | None:
     if not isnan(z + log10_p):
         found, tone = _lineage_in_words(seed, z, log10_p, stranger)
         found += f": z {in_prose(z, 1)}, {p_in_prose(log10_p)}"
+    weights = finite_or_nan(logged.get("seedprint/weights"))
+    strange = finite_or_nan(logged.get("seedprint/weights_stranger"))
+    if tone != "present" and weights >= LEAST_COSINE and not weights <= abs(strange):
+        # Training changes hidden states beyond recognition long before it does weights.
+        beside = f", strangers' at most {in_prose(abs(strange))}" if isfinite(strange) else ""
+        control += f". Its weights still show it: their mean cosine with {seed} is {in_prose(weights)}{beside}"
+        tone = "present"
     controls = [finite_or_nan(history.metrics[step].get("seedprint/z_stranger")) for step in steps]
     known = controls if any(map(isfinite, controls)) else None
     return Verdict("lineage", f"{test} {found}; {control}.", tone, steps, zs, known, "lineage")

@@ -10,7 +10,14 @@ from ..metrics.quantities import MEASURED
 from ..metrics.quantity import Quantity
 
 _LOSSES = ("val/loss", "train/loss", "val/bits_per_byte", "val/loss_trigger")  # in this order in a row
-_LINEAGE = ("seedprint/z", "seedprint/log10_p", "seedprint/z_stranger")  # where the test was on
+#: Where the lineage test was on.
+_LINEAGE = (
+    "seedprint/z",
+    "seedprint/log10_p",
+    "seedprint/z_stranger",
+    "seedprint/weights",
+    "seedprint/weights_stranger",
+)
 
 
 def row_key(name: str) -> str:
@@ -56,7 +63,7 @@ def snapshot_rows(run: RunDir) -> list[dict[str, Any]]:
 
     A row holds ``step``, ``label`` (``birth``, ``step``, ``end``), ``tokens``, the losses of metrics.jsonl at exactly
     that step (``val_loss``, ``train_loss``, ``val_bits_per_byte``, ``val_loss_trigger``; None if that step has none),
-    the figures of the lineage test if it was on (``seedprint_z``, ``seedprint_log10_p``, ``seedprint_z_stranger``) and
+    the figures of the lineage test if it was on (``seedprint_z`` and the like) and
     every scalar of the snapshot under its own name, those of the text probe with ``text_`` before it. If training went
     on after the last snapshot, a last row has the losses of the end.
     """

@@ -202,6 +202,25 @@ LOGGED: Mapping[str, Quantity] = {
             section="lineage",
             when="the lineage test is on, and births of other seeds are measured",
         ),
+        unlisted(
+            "seedprint/weights",
+            label="cosine of weights",
+            definition="Mean over matrices of the cosine with the run's own birth, of 4,096 centred values of each: 1 "
+            "at birth, 0 for another seed (definitions §10).",
+            format=".3f",
+            section="lineage",
+            control="seedprint/weights_stranger",
+            control_label="stranger",
+            when="the lineage test is on",
+        ),
+        unlisted(
+            "seedprint/weights_stranger",
+            label="cosine of strangers' weights",
+            definition="The same with a stranger's birth, of the stranger it is largest for in size (definitions §10).",
+            format=".3f",
+            section="lineage",
+            when="the lineage test is on, and births of other seeds are measured",
+        ),
         *EVALUATION,
     )
 }

@@ -16,7 +16,7 @@ from .specs import LOOKS, CurvePanel, HeatmapPanel, Look, Series
 _ALONG = ("position", "rank", "epsilon", "index", "step", "layer")
 """Axes along which lines run: the first of these that the numbers have; the scrubber chooses among steps beside it."""
 _CONTROLS = {q.control for q in (*MEASURED.values(), *LOGGED.values()) if isinstance(q.control, str)}
-_CONTROLS |= {"level", "unigram_entropy", "predicted", "seedprint/z_stranger"}
+_CONTROLS |= {"level", "unigram_entropy", "predicted", "seedprint/z_stranger", "seedprint/weights_stranger"}
 _MOST_CELLS = 4096
 """Largest number of cells in a live map; a larger one is a picture."""
 _MOST_HEADS = 16

@@ -126,7 +126,7 @@ def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
         "direction": [_curves(runs, _DIRECTION)],
         "preference": [_ranking(runs), _curves(runs, _RATIO)],
         "persistence": [_curves(runs, _PERSISTENCE)],
-        "lineage": [_lineage(runs)],
+        "lineage": [_lineage(runs), _lineage_of_weights(runs)],
         "contraction": [_curves(runs, _CONTRACTION)],
         "sink": [_curves(runs, _MASS), _curves(runs, _DOCUMENT_MASS), _map(runs), _importance(runs)],
         "aggregation": [_curves(runs, _DISCREPANCY), _variance(runs)],
@@ -299,20 +299,40 @@ def _logged(runs: Sequence[RunHistory], id_: str, key: str, csv: str) -> CurvePa
 
 
 def _lineage(runs: Sequence[RunHistory]) -> CurvePanel | None:
-    found = [
-        series
-        for run in runs
-        for series in (
-            _log_series(run, "seedprint/z", "own birth"),
-            _log_series(run, "seedprint/z_stranger", "strangers, largest", "control"),
-        )
-        if series is not None
-    ]
-    if not any(series.look == "solid" for series in found):
+    found = _beside_strangers(runs, "seedprint/z")
+    if not found:
         return None
     return CurvePanel(
         "lineage-test", "Lineage test against birth", found, unit="z", x_log=_x_is_wide(runs), csv="lineage-z.csv"
     )
+
+
+def _lineage_of_weights(runs: Sequence[RunHistory]) -> CurvePanel | None:
+    found = _beside_strangers(runs, "seedprint/weights")
+    if not found:
+        return None
+    return CurvePanel(
+        "lineage-weights",
+        "Weights against birth",
+        found,
+        unit="cosine",
+        x_log=_x_is_wide(runs),
+        csv="lineage-weights.csv",
+    )
+
+
+def _beside_strangers(runs: Sequence[RunHistory], key: str) -> list[Series]:
+    """Return the curves of a logged name against each run's birth and against strangers; none without the first."""
+    found = [
+        series
+        for run in runs
+        for series in (
+            _log_series(run, key, "own birth"),
+            _log_series(run, f"{key}_stranger", "strangers, largest", "control"),
+        )
+        if series is not None
+    ]
+    return found if any(series.look == "solid" for series in found) else []
 
 
 # ── maps, lines over positions, rankings: at the chosen step ─────────────────────────────────────────────────────────

@@ -14,6 +14,13 @@ def _over_training(view: TrainingView, section: Section) -> None:
         {"seedprint/z": (view.start.says("own birth"), SOLID), "seedprint/z_stranger": ("strangers, largest", DASHED)}
     )
     view.add_curves(section, "z", "z of the lineage test.", curves, "z")
+    weights = view.logged(
+        {
+            "seedprint/weights": (view.start.says("own birth"), SOLID),
+            "seedprint/weights_stranger": ("stranger, largest", DASHED),
+        }
+    )
+    view.add_curves(section, "weights", "Mean cosine of the weights' matrices.", weights, "cosine")
     p = view.logged({"seedprint/log10_p": ("", SOLID)})
     caption = "Chance of as large a z between strangers, as a power of ten; below −2 it is the same lineage."
     if p:
@@ -26,8 +33,15 @@ LINEAGE = Link(
     "lineage",
     "Lineage",
     "Whether hidden states on random inputs still show which birth the model comes from: z of the lineage test "
-    "(dimension permutation) against its own birth. A stranger's z has a standard deviation of 1.",
+    "(dimension permutation) against its own birth, and the cosine of its weights with it, which training changes far "
+    "more slowly. A stranger's z has a standard deviation of 1, its cosine is 0.",
     _over_training,
-    quantities=("seedprint/z", "seedprint/z_stranger", "seedprint/log10_p"),
+    quantities=(
+        "seedprint/z",
+        "seedprint/z_stranger",
+        "seedprint/log10_p",
+        "seedprint/weights",
+        "seedprint/weights_stranger",
+    ),
     optional=True,
 )

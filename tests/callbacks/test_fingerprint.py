@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from safetensors import safe_open
 from scipy import stats
 
 from birthmark.data.probes import random_probe
@@ -117,6 +118,19 @@ def test_a_run_logs_its_lineage_beside_strangers(tiny, tmp_path):
     for line in found.values():
         assert line["seedprint/z"] > 5 > line["seedprint/z_stranger"]
         assert line["seedprint/log10_p"] < -5
+    # Weights of the last checkpoint beside those of births, all values of every matrix.
+    with safe_open(run.checkpoint(6) / "tensors.safetensors", "np") as file:
+        trained = {
+            name: file.get_tensor(f"state_dict/model.{name}") for name, _ in born(config.model, 3).named_parameters()
+        }
+    cosines = [
+        np.mean([np.corrcoef(p.detach().flatten(), trained[name].flatten())[0, 1]
+                 for name, p in born(config.model, seed).named_parameters() if p.ndim > 1])
+        for seed in (3, 4, 5)
+    ]  # fmt: skip
+    assert found[0]["seedprint/weights"] == pytest.approx(1)
+    assert found[6]["seedprint/weights"] == pytest.approx(cosines[0], rel=1e-5)
+    assert found[6]["seedprint/weights_stranger"] == pytest.approx(max(cosines[1:], key=abs), abs=1e-6)
     # The last is what the hidden states of births and of the last checkpoint say.
     births = [hidden_states(born(config.model, 3 + i), FingerprintProbe(n_inputs=100, seq_len=6)) for i in range(3)]
     assert found[0]["seedprint/z"] == pytest.approx(compare(births[0], births[0]).z, rel=1e-3)

@@ -365,6 +365,19 @@ def test_lineage_is_found_only_beyond_strangers(z, log10_p, stranger, step):
     assert ("no stranger" in verdict.sentence) == (stranger is None)
 
 
+@pytest.mark.parametrize(
+    ("weights", "stranger", "shown"),
+    [(0.45, 0.002, True), (0.45, None, True), (0.05, 0.002, False), (0.3, -0.4, False), (None, None, False)],
+)
+def test_weights_show_a_birth_that_hidden_states_have_forgotten(weights, stranger, shown):
+    figures = {"seedprint/z": -1.1, "seedprint/log10_p": -0.1, "seedprint/z_stranger": 0.9}
+    figures |= {"seedprint/weights": weights, "seedprint/weights_stranger": stranger}
+    verdict = answer("lineage", [], {5: figures})
+    assert "does not find seed 0" in verdict.sentence
+    assert ("weights still show" in verdict.sentence) == (verdict.tone == "present") == shown
+    assert ("0.45" in verdict.sentence or ".45" in verdict.sentence) == shown
+
+
 @given(st.floats(-5000, 0))
 def test_a_chance_in_a_sentence_is_never_smaller_than_it_is(log10_p):
     text = p_in_prose(log10_p)
