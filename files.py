@@ -37,7 +37,7 @@ def write_failure(path: Path, error: Exception) -> Exception:
     unchanged.
     """
     number, said = getattr(error, "errno", None), str(error)
-    # safetensors hands on what the system said as text; numpy says how many bytes were taken.
+    # safetensors passes on the system's message as text; numpy reports the number of bytes written.
     if (named := re.search(r"os error (\d+)", said)) is not None:
         number = int(named[1])
     elif number is None and isinstance(error, OSError) and re.search(r"requested and \d+ written", said):

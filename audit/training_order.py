@@ -45,7 +45,7 @@ def _extension(found: re.Match[str]) -> tuple[int, str]:
     return _BEHIND, found[0].lower()
 
 
-#: Patterns of stages, each with the rank and the words of what it finds.
+#: Patterns of stages, each with its rank and the words of its match.
 _STAGES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], tuple[int, str]]], ...] = (
     (re.compile(r"(?<![a-z])(stage|phase)[-_]?(\d+)", re.IGNORECASE), _numbered),
     (re.compile(r"(?<![a-z])lc-(\d+)k-to-\d+k", re.IGNORECASE), _longer_context),

@@ -205,7 +205,7 @@ class Curve:
             at = int(np.argmin(detours))
             far = ""
             if at == len(order) > 2:
-                # No step says how long it took; the last one is what there is to compare with.
+                # Names give no duration of a step; only the last step is there to compare with.
                 ratio = float(self.distance_MM[order[-1], i] / max(self.distance_MM[order[-2], order[-1]], 1e-30))
                 far = f", {ratio:.1f} times as far as the last step: {_OTHERWISE}" if ratio >= JUMP else ""
             for one in self.members[i].members:

@@ -28,7 +28,7 @@ SMALLER = 0.6
 SHAPE = Shape(d_ff=2048, vocab_size=32000, tie_embeddings=False)
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
-#: Shape and whether bf16, as JSON; prints bytes at rest and at most, both resident, the latter twice.
+#: Program that takes shape and bf16 flag as JSON, and prints the resident bytes at rest and at most, the latter twice.
 STEP = """
 import json, sys
 import torch

@@ -101,7 +101,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "hidden units in another order": (UnitPermutation(),),
     "channels and hidden units": (ChannelPermutation(), UnitPermutation()),
 }
-#: And what no change of the table does: the channels of values in another order too.
+#: A further change beyond those of the table: the channels of values in another order too.
 ALL_ORDERS = "channels, hidden units and values"
 
 

@@ -35,7 +35,7 @@ from record import NOT_INSTALLED, SKIPPED, Record, limit
 HERE = Path(__file__).parent
 #: Wanted tokens per second of ours over those of the best other library.
 FASTER = 1.15
-#: The row of what no library can save.
+#: Row of the work that no library can save.
 PRODUCTS = "matrix products alone"
 MODELS = {
     "llama-134m": Shape(d_ff=2048, vocab_size=32000, seq_len=512, micro_batch=2, tie_embeddings=False),

@@ -17,7 +17,7 @@ import lightning as L
 from ..measure.ranks import begin_max_over_ranks, world_size
 from .milestones import StepCallback
 
-# SIGUSR1 is what SLURM is asked to send before a job's time is over; Windows has none.
+# SLURM is asked to send SIGUSR1 before a job's time is over; Windows lacks it.
 _STOPS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1")]
 
 _Handler = Callable[[int, FrameType | None], None] | signal.Handlers

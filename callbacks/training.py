@@ -81,7 +81,7 @@ class TrainingLog(StepCallback):
     def on_step_end(self, trainer: L.Trainer, module: Any, step: int) -> None:
         """Log if it is due."""
         logs = is_due(trainer, self.every)
-        # At milestones too, so that a checkpoint has what was before it.
+        # Log at milestones too, so that a checkpoint includes the steps before it.
         if not logs and not is_due(trainer, self.milestones, self.more) and not module.watch.full:
             return
         module.check_finite()

@@ -84,7 +84,7 @@ class JoinedTokens:
         """Read ``length`` tokens from each of ``starts``, across parts if needed; int64 ``[n, length]``."""
         out = np.empty((len(starts), length), dtype=np.int64)
         part_N = np.searchsorted(self._ends_P, starts, side="right")
-        # Nearly all lie in one part: what is asked of these is found for all at once.
+        # Nearly all lie in one part, whose answers are found all at once.
         whole_N = self._ends_P[part_N] - starts >= length
         columns = (starts, part_N, self._array_P[part_N], starts + self._shift_P[part_N], whole_N)
         for row, start, part, array, place, whole in zip(out, *(x.tolist() for x in columns), strict=True):

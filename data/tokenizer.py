@@ -106,7 +106,7 @@ class TextTokenizer:
             return cls.load(tokenizer)
         if isinstance(backend := getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
             name, bos = str(getattr(tokenizer, "name_or_path", "")), getattr(tokenizer, "bos_token", None)
-            # The library has put what it adds into the backend.
+            # The library has put its additions into the backend.
             return cls(backend.to_str().encode("utf-8"), name, bos=bos)
         raise UsageError(
             f"tokenizer: {type(tokenizer).__name__} is no fast tokenizer of transformers; give one, or the path of its "

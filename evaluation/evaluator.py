@@ -44,7 +44,7 @@ class Material:
         from .tasks import Tasks, check_library
 
         check_library()
-        # One process fetches what is not in the cache yet; the others then find it there.
+        # One process fetches files that the cache lacks; the others then find them there.
         tasks: list[Tasks] = []
         from_rank_zero(lambda: tasks.append(Tasks.load(config)))
         return cls(texts, tasks[0] if tasks else Tasks.load(config))

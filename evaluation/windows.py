@@ -67,7 +67,7 @@ def score(model: Decoder, windows: Sequence[Window], batch_size: int, *, likelie
             if counts:
                 for i, scores_S2 in zip(batch, scores, strict=True):
                     found_N2[starts[i] : starts[i + 1]] = scores_S2
-    # Each is of one rank, and 0 on the others: the sum is what that rank found.
+    # Each score comes from one rank and is 0 on the others, so that the sum is that rank's score.
     found_N2 = sum_over_ranks(found_N2)
     return [
         TokenScores(part_S2[:, 0], part_S2[:, 1] > 0) for part_S2 in found_N2.split([len(w.targets) for w in windows])

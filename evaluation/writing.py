@@ -49,7 +49,7 @@ def write(model: Decoder, prompts: Sequence[Prompt], batch_size: int, is_over: I
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].tokens))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     longest = max(prompt.n_new for prompt in prompts)
-    # Tokens plus 1 where this rank wrote them, else 0: their sum over ranks is what was written.
+    # Tokens plus 1 where this rank wrote them, else 0: their sum over ranks gives the written tokens.
     found_NS = torch.zeros(len(prompts), longest, dtype=torch.float64)
     with evaluation_mode(model):
         for first in range(0, len(batches), world_size()):

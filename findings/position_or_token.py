@@ -58,7 +58,7 @@ def position_or_token(history: RunHistory) -> Verdict | None:
     return Verdict(KEY, sentence, tone, [s.step for s in history.dated], values, control if pairs else None, "sink")
 
 
-#: Tokens in words, their scalars behind BOS, and without it; text leads, which is what a model is for.
+#: Tokens in words, with their scalars behind BOS and without it; text comes first, since models are made for text.
 _PAIRS: tuple[tuple[str, Group, Group], ...] = (
     ("text", "bias_text", "bias_text_without_bos"),
     ("random tokens", "bias_bos", "bias"),

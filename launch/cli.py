@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = USAGE_STATUS if isinstance(error, UsageError) else 1
         return _report_failure(f"birthmark: error: {' '.join(str(error).split())}", status)
     except BrokenPipeError:
-        # The reader of our output has seen enough; what is left must not fail again when Python flushes at exit.
+        # The reader of our output has closed it; the rest must not fail again when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

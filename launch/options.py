@@ -15,7 +15,7 @@ from ..measure.config import MOST_STRANGERS, SnapshotConfig
 from ..schema import SEEDS, shown
 from ..trainer.config_parser import Parser
 
-#: Exit status of commands that check something, where it is not what it says.
+#: Exit status of commands that check something, if the check fails.
 WRONG = 3
 
 #: Accepted names of a model, for help texts.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "note", "stop"]
 
-#: Optional libraries → what they are for, and how they are installed.
+#: Optional libraries → their purpose, and the command that installs them.
 _OPTIONAL = {
     "matplotlib": ("still pictures", "pip install 'birthmark[plots]'"),
     "wandb": ("Weights & Biases", "pip install 'birthmark[wandb]'"),

@@ -177,7 +177,7 @@ def hidden_states(
         x = output[0] if isinstance(output, tuple) else output if x is None else x
         found.append((x if x.ndim == 2 else x[:, -1]).float().cpu().numpy())
 
-    # The norm's own output is what is asked for: an observer would make the attention keep more than it needs.
+    # Only the norm's output is needed: an observer would make the attention keep more than that.
     with evaluation_mode(model), _hooked(_last(model).register_forward_hook(keep)):
         for tokens_BT, vectors_BTD, counts in _inputs(model, probe, batch_size):
             if vectors_BTD is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KindName = Literal["mask", "amplify", "scale", "ablate_unit", "ablate_channel", "ablate_head", "ablate_value"]
 Around = Literal["outputs", "values"]
 Fill = Literal["zero", "mean"]
-#: A place that can be changed: what heads aggregate, the hidden units of the MLP, the residual stream after a block.
+#: A place that can be changed: the heads' aggregation, the hidden units of the MLP, the residual stream after a block.
 ChangedPlace = Literal["aggregation", "units", "stream"]
 #: Quantity whose mean over sequences and positions an intervention needs.
 MeanOf = Literal["outputs", "values", "units", "stream"]

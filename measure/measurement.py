@@ -129,7 +129,7 @@ def measure(
         n_same=int((probe_NT == probe_NT[:1]).all(0).cumprod().sum()),
     )
     finite = FiniteWatch(config.n_layers, setting.device)
-    # Weights that are gone with their block are not compared: what a metric did to them is gone too.
+    # Weights that are released with their block are not compared: changes by a metric are gone with them.
     with left_alone(model, [] if run.by_block else sources), evaluation_mode(model), read_weights(KeySummer):
         _ = setting.unseen
         theirs = [Guarded(source, setting) for source in sources]

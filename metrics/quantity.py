@@ -65,7 +65,7 @@ AXES: Mapping[AxisName, Axis] = {
 }
 """Dimensions that an array may have."""
 
-#: Columns of CSV files of numbers, in their order → what they hold. A file has those that its numbers need.
+#: Columns of CSV files of numbers, in their order → their meaning. A file has only those that its numbers need.
 CSV_COLUMNS: Mapping[str, str] = {
     "run": "the run's name as the page has it; of `intervene`, `length` and `compare` the model's name",
     "other": "of `compare`, the model that it is compared with",
@@ -118,7 +118,7 @@ SCALARS: Mapping[ScalarReduction, Callable[[np.ndarray], float]] = {
     "last": lambda a: float(np.asarray(a[-1]).mean()),
 }
 
-#: Levels that follow from what was measured, as controls: summary.json → the level.
+#: Levels that follow from the measurement, as controls: functions from summary.json to the level.
 LEVELS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "seq_len": lambda summary: float((summary.get("probe") or {}).get("seq_len") or np.nan),
     "1/d_model": lambda summary: 1 / float((summary.get("model") or {}).get("d_model") or np.nan),

@@ -26,7 +26,7 @@ def read_out(
         narrower = not torch.is_autocast_enabled(x.device.type)
         return soft_capped(F.linear(x, weight_VD.to(x.dtype) if narrower else weight_VD), cap)
     losses = linear_cross_entropy(x.flatten(0, -2), weight_VD, targets.flatten(), z_loss=z_loss, cap=cap)
-    # Not by _replace: torch 2.11 cannot compile what it returns.
+    # Not by _replace: torch 2.11 cannot compile its result.
     return TokenLosses(*losses[:3], per_token=losses.per_token.view(targets.shape))
 
 

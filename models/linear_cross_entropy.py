@@ -31,13 +31,13 @@ from .experts.routing_losses import RoutingCost
 IGNORED = -100
 #: On CPU, up to so many logits the plain formula is used: it is as fast or faster there, and its logits take little.
 PLAIN = 1 << 22
-#: Bytes of a chunk's logits, per logit of all rows; and what they may take all the same, since smaller products are
-#: slower: peaks are below 1.2 bytes per logit from 64 million logits on.
+#: Bytes of a chunk's logits, per logit of all rows; and the bytes that are allowed in any case, since smaller products
+#: are slower: peaks are below 1.2 bytes per logit from 64 million logits on.
 _BYTES_PER_LOGIT, _LEAST_BYTES = 1.0, 1 << 26
 #: Rows of a chunk at most: larger products are no faster.
 _MOST_ROWS = 2048
-#: Numbers that are worked on at a time: on CPU what a core's cache holds, for each of its threads, else what a device
-#: is busy with; and at most this share of all logits.
+#: Numbers that are processed at a time: on CPU as many as a core's cache holds, for each of its threads, else as many
+#: as keep a device busy; and at most this share of all logits.
 _BLOCK_CPU, _BLOCK, _BLOCK_SHARE = 1 << 18, 1 << 23, 1 / 64
 #: Elements of the table whose gradient is summed at a time, where products are rounded to bf16.
 _TABLE_PART = 1 << 21

@@ -30,7 +30,7 @@ from .attention.normalisers import WeightedSum
 Site = Literal["embedding", "attention", "mlp"]
 Sublayer = Literal["attention", "mlp"]
 
-#: Places that some model may lack → what they are called.
+#: Places that some model may lack → their names in words.
 _UNSEEN = {
     "attention": "the attention",
     "neurons": "the hidden units",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from .attention.fused.kernels import trains_on_cpu
 
-#: Numbers that each thread works on at a time: what a core's cache holds.
+#: Numbers that each thread processes at a time: as many as a core's cache holds.
 _BLOCK = 1 << 18
 
 

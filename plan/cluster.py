@@ -14,7 +14,7 @@ from .ledger import Ring
 #: Bytes per second of a GPU's own port to other machines: 400 Gbit/s, eight in a DGX or HGX H100 (its data sheet).
 NETWORK = 50e9
 
-#: Share of the bf16 peak that a step runs at, without and with ``torch.compile``: what Llama 3.1 8B reached on eight
+#: Share of the bf16 peak that a step runs at, without and with ``torch.compile``: the share of Llama 3.1 8B on eight
 #: H100 SXM of 500 W, in model FLOPs (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md).
 EAGER, COMPILED = 0.34, 0.39
 

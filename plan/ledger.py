@@ -91,7 +91,7 @@ SENT: dict[str, Callable[..., tuple[Ring, int] | None]] = {
     "c10d::_reduce_scatter_base_": lambda part, whole, group, *more: (_ring(group), _sent_in_shards(whole, part)),
     "c10d::allreduce_": lambda tensors, group, *more: (_ring(group), _sent_to_all(tensors, _ring(group))),
     "_c10d_functional::all_reduce": lambda tensor, kind, group: (_ring(group), _sent_to_all([tensor], _ring(group))),
-    # (part, processes, group) → the whole: an optimizer that gathers what it steps.
+    # (part, processes, group) → the whole: an optimizer that gathers the tensors that it steps.
     "_c10d_functional::all_gather_into_tensor": lambda part, n, group: (
         _ring(group),
         (n - 1) * part.numel() * part.element_size(),

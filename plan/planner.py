@@ -25,7 +25,8 @@ from .ledger import MANY, PARTS, PHASES, Curve
 from .rehearsal import rehearse
 from .strategy_costs import STRATEGY_COSTS, StepSizes
 
-#: Share of the memory for tensors that suggestions leave free: plans were up to 5 % below what processes took.
+#: Share of the memory for tensors that suggestions leave free: plans were up to 5 % below the memory that processes
+#: took.
 MARGIN = 0.05
 
 

@@ -25,7 +25,7 @@ from ..trainer.strategies.fsdp2 import reduce_gradients, unsharded_gradients
 from .gpu import as_on
 from .ledger import MANY, Curve, Ledger
 
-#: From a trainer's config and a device to what shards a model over the processes.
+#: Function from a trainer's config and a device to the function that shards a model over the processes.
 Sharding = Callable[[TrainerConfig, torch.device], Sharder]
 
 

@@ -85,7 +85,7 @@ def _memory_of_zero1(held: np.ndarray, curve: Curve, sizes: StepSizes) -> np.nda
 
 
 def _memory_of_zero2(held: np.ndarray, curve: Curve, sizes: StepSizes) -> np.ndarray:
-    # Gradients go through two buckets as they come; what is kept is the shard, and the sum of those of earlier passes.
+    # Gradients go through two buckets as they arrive; the shard is kept, and the sum of the shards of earlier passes.
     return _with_sharded_states(held, 2 * 4.0 * BUCKET * curve.reducing, min(sizes.accumulate, 2), curve, sizes)
 
 

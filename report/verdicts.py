@@ -24,7 +24,7 @@ __all__ = ["QUESTIONS", "Tone", "Verdict", "printed", "snapshot_verdicts", "verd
 
 Question = Callable[[RunHistory], Verdict | None]
 
-#: About one snapshot, the sink and what leads to it first.
+#: Questions about one snapshot, with the sink and its chain first.
 _OF_SNAPSHOT: tuple[Question, ...] = (sink, position_or_token, neurons, dominance, aggregation, lock, gradient, rank)
 
 QUESTIONS: tuple[Question, ...] = (

@@ -12,7 +12,7 @@ from ..files import write_text
 from ..yaml_files import yaml_text
 from .reading import read_fields
 
-#: In a study's folder: what ``--set`` changed when its runs were made, by dotted field.
+#: File in a study's folder: the changes by ``--set`` when its runs were made, by dotted field.
 _OVERRIDES = "overrides.yaml"
 
 

@@ -204,7 +204,7 @@ class _Runner:
         self.tries_left[trial.label] -= 1
         own_code = {}
         if next_move(trial) == "resume":
-            # The study is what the user gave; the process that goes on reads the run alone.
+            # The user named own code in the study; the process that resumes reads only the run.
             own_code = own_code_for_children()
             command.append(f"--resume={trial.run.path}")
         else:

@@ -17,8 +17,8 @@ from ..models.experts.routing_losses import BlockRouting, RoutingLosses
 from ..models.observe import Observer
 from .config import TrainerConfig
 
-#: The training pass of a block: (block, ``[B, T, D]``, positions, the positions that count) → ``[B, T, D]``, and what
-#: its router chooses and costs.
+#: The training pass of a block: (block, ``[B, T, D]``, positions, the positions that count) → ``[B, T, D]``, with its
+#: router's choices and costs.
 TrainPass = Callable[[Block, Tensor, Placement, Tensor | None], tuple[Tensor, list[BlockRouting]]]
 
 #: Operators whose results ``selective`` keeps, by name: matrix products with weights, and fused attention. All else is
@@ -60,7 +60,7 @@ CHECKPOINTING: dict[str, Callable[[TrainPass], TrainPass]] = {
 def _block_pass(
     block: Block, x_BTD: Tensor, place: Placement, counts_BT: Tensor | None
 ) -> tuple[Tensor, list[BlockRouting]]:
-    # A new collector for each pass: what is computed again in the backward pass is not counted again.
+    # A new collector for each pass, so that recomputation in the backward pass is not counted again.
     losses = RoutingLosses(counts_BT)
     return Block.forward(block, x_BTD, place, losses=losses), losses.by_block
 

@@ -113,7 +113,7 @@ def numerics(config: TrainerConfig, device: torch.device) -> Iterator[None]:
         # Read when cuBLAS is first used; torch refuses other values.
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
-        # Only code that reads what it has not written would differ.
+        # Only code that reads unwritten memory would differ.
         memory.fill_uninitialized_memory = False
         cudnn.deterministic, cudnn.benchmark = True, False
     try:

@@ -17,7 +17,7 @@ from .config import RunConfig
 from .optimizers.optim_rows import unread_names
 from .optimizers.schedules import SCHEDULES
 
-#: Fields whose ``auto`` a run replaces by what it decides when it begins (``numerics.py``).
+#: Fields whose ``auto`` a run replaces by its own choice when it begins (``numerics.py``).
 DECIDED = ("trainer.precision", "trainer.gather")
 
 _SEAL = "# sha256 of the lines above: "
@@ -97,7 +97,7 @@ def config_differences(config: RunConfig, run: RunDir) -> dict[str, tuple[Any, A
     name = "model.vocab_size"
     if had.get(name) != now[name] and run.read_birth().get("vocab_size_asked") == now[name]:
         now[name] = had[name]  # as much was asked for when the run began, and its corpus gave fewer tokens
-    # A run keeps what it decided when it began.
+    # A run keeps the choices of its beginning.
     now |= {name: had[name] for name in had.keys() & now.keys() if now[name] == "auto" and name in DECIDED}
     values = {name: (had.get(name), now.get(name)) for name in sorted({*had, *now})}
     return {name: (there, here) for name, (there, here) in values.items() if there != here}

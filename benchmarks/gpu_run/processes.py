@@ -33,7 +33,7 @@ def run_watched(
     for _ in range(_STARTS):
         process = subprocess.Popen([*command, f"--deadline={deadline}", *more], env=dict(environment))
         try:
-            # One that begins after the deadline has only to say what was not reached.
+            # A process that begins after the deadline only reports the cases not reached.
             status = process.wait(max(deadline + GRACE - time.monotonic(), GRACE))
         except subprocess.TimeoutExpired:
             process.kill()

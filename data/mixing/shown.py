@@ -20,7 +20,7 @@ from .mixture import Mixture
 
 #: Behind the end of a document of a sample, and in place of a BOS.
 BORDER, BOS = "‖", "⊢"
-#: No token: what stands behind a sample's last.
+#: Value behind a sample's last token: no token.
 _BEHIND = 1 << 62
 
 

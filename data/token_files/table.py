@@ -69,7 +69,7 @@ def find_token_files(path: Path, token_dtype: str, field: str = "data.path") -> 
         named = sorted((file.key, file.path) for suffix in (".bin", ".npy") for file in found.get(suffix, ()))
     files: dict[str, list[TokenFile]] = {}
     for key, file in named:
-        # An index stands for what it describes.
+        # An index stands for the file that it describes.
         file = file.with_suffix(".bin") if file.suffix.lower() == ".idx" else file
         kind = next(one for one in FORMATS if one.suffix == file.suffix.lower() and one.recognises(file))
         files.setdefault(kind.name, []).extend(kind.read(key, file, token_dtype))

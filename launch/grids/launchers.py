@@ -32,5 +32,5 @@ def _wandb(grid: Grid, asked: Asked) -> list[str]:
     return [first, f"make the sweep with: wandb sweep {file}; then on every machine: wandb agent ID"]
 
 
-#: From a study and what was asked to what is printed. Here, ``local``, nothing is handed over.
+#: Functions from a study and its options to the lines to print. ``local`` is not here: it hands nothing over.
 LAUNCHERS: dict[str, Callable[[Grid, Asked], list[str]]] = {"slurm": _slurm, "wandb": _wandb}

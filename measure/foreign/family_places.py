@@ -80,7 +80,7 @@ _OPT_POST = AfterAttention("self_attn_layer_norm", "output")
 #: The experts of a block that has any, in all families of the table: they are called with states and chosen experts.
 EXPERTS = "mlp.experts"
 
-#: Model type → places, or what makes them of a config.
+#: Model type → places, or a function that makes them from a config.
 _FAMILIES: Mapping[str, FamilyPlaces | Callable[[Any], FamilyPlaces]] = {
     **dict.fromkeys(
         (

@@ -26,7 +26,7 @@ from .first_look import Record, unseen_places
 from .observed_pass import ChangeAttention, ObservedPass, find
 from .same_attention import SameAttention, times_of_logits
 
-#: Tokens of the one sequence that says what can be seen.
+#: Number of tokens of the one sequence that shows which places can be seen.
 _LOOK = 64
 
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: (queries, keys, values, mask, scale, what else the interface passes) → the value aggregation ``[B, H, T, K]``.
+#: Function from (queries, keys, values, mask, scale, further arguments of the interface) to the value aggregation ``[B,
+#: H, T, K]``.
 Attend = Callable[..., Tensor]
 
 

@@ -87,7 +87,7 @@ class ReadMask:
             added = added if bool(added.any()) else None
         query = torch.arange(n_positions, device=mask.device)[:, None]
         key = torch.arange(n_positions, device=mask.device)
-        # A window is what the last query sees.
+        # The keys that the last query sees give the window.
         width = int(seen.reshape(-1, n_positions)[-1].sum())
         for known in (cls(added=added), cls(width, added=added)):
             pattern = key <= query if known.window is None else (key <= query) & (key > query - known.window)

@@ -238,7 +238,7 @@ class Attention(nn.Module):
         if not self.has_positions:
             place = place.without_positions()
         q, k, v, read_BTC = self.mapped(x_BTD, place, cache)
-        # The kernels read what heads share from one place; who looks at keys and values wants them for each head.
+        # The kernels read shared heads from one place; observers of keys and values want them for each head.
         if self.repeats_keys or observer is not None:
             k, v = (over_heads(x, self.n_heads) for x in (k, v))
 

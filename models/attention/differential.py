@@ -104,8 +104,8 @@ class DifferentialSoftmax(Softmax):
 
     def share(self) -> Tensor:
         """Compute λ."""
-        # Copies are what the backward pass keeps. ZeRO 3 lets go of the parameters after a forward pass, and gathers
-        # them again for modules that give tensors alone.
+        # The backward pass keeps the copies. ZeRO 3 releases the parameters after a forward pass, and gathers them
+        # again only for modules that return tensors alone.
         q1, k1, q2, k2 = (x.clone() for x in (self.q1, self.k1, self.q2, self.k2))
         first, second = (q1 * k1).sum().exp(), (q2 * k2).sum().exp()
         return first - second + self.lambda_init

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config import ModelConfig
 from .config import EXPLICIT_ROWS
 
-#: Names of what an attention runs, in the order in which they are said, each with its words.
+#: Names of the kernels that an attention may run, in the order of mention, each with its words.
 KERNELS = {
     "explicit": "explicit weights, 256 queries at a time, computed again in the backward pass",
     "fused": "fused scaled_dot_product_attention (bf16 on CPU: a kernel of our own; where it does not run, blocks of "

@@ -73,7 +73,7 @@ class KeyValueCache:
         new = torch.arange(first, first + n_positions, device=tokens_BT.device)
         self._key_S = self._key_S.to(tokens_BT.device)
         if first >= self.eviction.after:
-            # Later queries see none of what the next one does not see.
+            # Keys that the next query does not see are seen by no later query either.
             index_S = self.eviction.seen(new[:1], self._key_S).nonzero()[:, 0]
             for layer in self.layers:
                 layer.keep(index_S)

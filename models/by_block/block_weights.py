@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 #: Elements of a table that are read together: 64 MiB of float32.
 CHUNK = 1 << 24
-#: Rows of a table that lie nearer to one another than so many elements are read with what is between them.
+#: Distance in elements below which rows of a table are read together with everything between them.
 _NEAR = 1 << 16
 
 

@@ -53,7 +53,7 @@ _ARCHITECTURES = {
     "olmoe": _Architecture("OLMOE", _GATED | {"experts.renormalise": False}),
     "qwen3_moe": _Architecture("QWEN3MOE", _GATED | {"experts.renormalise": True}),
 }
-#: Dtypes of weights → what the library calls them; vectors are float32 in all of them, as its converters write them.
+#: Dtypes of weights → their names in the library; vectors are always float32, as its converters write them.
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
 #: So are a router and a table of positions.

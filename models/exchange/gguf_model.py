@@ -42,7 +42,7 @@ from .weight_files import SHARD_BYTES, aligning_metadata, shard_file_names, spli
 
 #: Description of the GGUF file behind a folder in the cache.
 GGUF_TENSORS = "gguf.json"
-#: Counts up where what is kept changes.
+#: Version of the kept content, increased at every change of it.
 _FORMAT = 1
 #: Keys of ``tokenizer_config.json`` that say how ``transformers`` found it.
 _OF_LOADING = ("backend", "is_local", "local_files_only", "name_or_path")

@@ -10,12 +10,12 @@ from torch import Tensor
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-#: Largest shard by default, in bytes: what `transformers` and the hubs expect.
+#: Largest shard by default, in bytes, as `transformers` and the hubs expect.
 SHARD_BYTES = 5 * 10**9
 
-#: Bytes: a line of a processor's cache, and what torch's own memory is aligned to.
+#: Alignment in bytes: a line of a processor's cache, to which torch's own memory is aligned too.
 ALIGNMENT = 64
-#: Dtypes of a ``config.json`` → what they are called in the files.
+#: Dtypes of a ``config.json`` → their names in the files.
 FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _CODES = FLOATS | {"int64": "I64", "int32": "I32", "bool": "BOOL"}
 

@@ -21,7 +21,7 @@ from .conversion import (
 from .exported.assembly import CONFIGURATION, MODELING, exported_code
 from .exported.config_fields import config_of_fields, resolved_fields
 
-#: ``model_type`` of models that bring their code, and what their tensors' names begin with.
+#: ``model_type`` of models that bring their code, and the prefix of their tensors' names.
 OWN_TYPE, OWN_PREFIX = "birthmark", "decoder."
 
 

@@ -143,7 +143,7 @@ def backward(
     d_biases: list[Tensor] = []
     if trains:
         pairs = [*((d_MF, x_MD) for d_MF in d_products), (d_MD, a_MF * weight_M1)]
-        # Kernels of some devices leave what was in memory where an expert has no rows.
+        # Kernels of some devices leave old memory where an expert has no rows.
         has_rows_E11 = (count_E > 0)[:, None, None]
         found = [F.grouped_mm(d.T, rows, offs=end_E).where(has_rows_E11, 0) for d, rows in pairs]
         d_weights = _unstacked(found, weights)

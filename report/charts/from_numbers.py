@@ -22,7 +22,7 @@ _MOST_CELLS = 4096
 _MOST_HEADS = 16
 """Largest number of heads whose lines are shown together."""
 _SPACED = ("position", "rank")
-"""Axes on which what comes first matters most."""
+"""Axes whose first coordinates matter most."""
 
 
 def panel_of_numbers(
@@ -31,7 +31,7 @@ def panel_of_numbers(
     """Build the panel of a picture; None if nothing runs along an axis.
 
     Args:
-        id_: its id in the page.
+        id_: id of the panel in the page.
         title: title above it.
         numbers: numbers of the picture.
         runs: names of the page's runs.

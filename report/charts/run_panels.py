@@ -29,7 +29,7 @@ class _Curves:
     id: str
     title: str
     quantities: Mapping[str, tuple[str, Look]]
-    """Scalar → what a legend calls it, and its line."""
+    """Scalar → its name in the legend, and its line."""
     control: str = ""
     """Scalar that they are judged against."""
     control_look: Look = "control"
@@ -37,7 +37,7 @@ class _Curves:
     """Array from which a chosen block or head is read."""
     csv: str = ""
     unit: str = ""
-    """By default the quantity's."""
+    """Unit, by default the quantity's."""
     lead: str = "random"
     """The probe that is shown first; "" for all."""
 

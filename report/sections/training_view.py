@@ -268,7 +268,7 @@ class TrainingView:
 
         def draw(run: RunHistory, prefix: str) -> Drawing | None:
             steps, values = _read(run, prefix, quantity)
-            # One head of one block is what the picture of blocks shows already.
+            # The picture of blocks already shows one head of one block.
             if len(steps) < 2 or values.shape[1:] == (1, 1) or not np.isfinite(values).any():
                 return None
             references = _references(run, prefix, quantity, steps)

@@ -16,7 +16,7 @@ from .treatments import Treatment, read_treatment
 
 #: Folder of the runs that are changed.
 BASE = "base"
-#: The row of what nothing was done to.
+#: Name of the row of unchanged models.
 UNCHANGED = "unchanged"
 _FIELDS = ("base", "init_seeds", "changes", "test", "tests")
 

@@ -16,7 +16,7 @@ from ...trainer.module import next_token_loss
 _WARMUP = 0.1
 _CLIP = 1.0
 
-#: From a model and a batch ``[B, T+1]`` to what is minimised.
+#: Function from a model and a batch ``[B, T+1]`` to the objective.
 Objective = Callable[[Decoder, Tensor], Tensor]
 
 

@@ -17,7 +17,7 @@ from ...models.tensor_shards import TensorShard, shard_of
 from ...schema import Count, SchemaError, Sha256, check, shown
 
 FORMAT = 2
-#: Entry of the checkpoint of a run that trains an adapter: the digest of what it is attached to.
+#: Entry of the checkpoint of a run that trains an adapter: the digest of the model that it is attached to.
 BASE = "base_digest"
 TENSORS, STATE = "tensors.safetensors", "state.json"
 MEND = "delete the folder to go on from the checkpoint before it"

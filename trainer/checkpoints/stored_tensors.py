@@ -50,8 +50,8 @@ class StoredTensor:
             for file, first, n in self.pieces
             if max(start, first) < min(stop, first + n)
         ]
-        # Nothing is allocated before the files are found to hold it. A view of a mapped file: what is not copied is
-        # not read.
+        # Nothing is allocated before the files are found to hold it. The source is a view of a mapped file: only copied
+        # parts are read.
         into = torch.empty(stop - start, dtype=self.dtype)
         for a, b, first, held in found:
             into[a - start : b - start] = held[a - first : b - first]

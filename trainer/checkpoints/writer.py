@@ -38,7 +38,7 @@ from .state_file import STATE, part_name, shape_and_dtype, state_content, tensor
 
 # After a failure of the run: how long rank 0 still waits for the others' parts, which they had as long to write.
 _GRACE = timedelta(seconds=10)
-# Between two looks at whether a part is there, in seconds.
+# Seconds between two checks for a part.
 _SOON, _LATER = 0.02, 0.5
 
 
@@ -241,7 +241,7 @@ class BackgroundWriter:
             local, buffer = piece.local, self._buffers.get(name)
             if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
                 buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
-            # Into pinned memory this only queues the copy; what training does to the tensor is queued behind it.
+            # Into pinned memory this only queues the copy; training's changes of the tensor are queued behind it.
             buffers[name] = buffer.copy_(local, non_blocking=local.is_cuda)
             device = local.device if local.is_cuda else device
         self._buffers = buffers

@@ -63,8 +63,8 @@ class StepGuard:
         """
         self.judge(grad_norm)
         entries = [value for of_one in optimizer.state.values() for value in of_one.values()]
-        # A first step makes the state, which can then not be put back; nor can what is no tensor; nor, without a wait,
-        # what lies elsewhere, as some step counts do on the host. Those are waited for.
+        # State that a first step creates cannot be restored; nor can values that are not tensors; nor, without a wait,
+        # tensors on another device, such as some step counts on the host. For those the guard waits.
         here = (isinstance(value, Tensor) and value.device == grad_norm.device for value in entries)
         if wait or not entries or not all(here):
             if not torch.isfinite(grad_norm):

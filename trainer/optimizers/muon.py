@@ -23,7 +23,7 @@ from .momentum import MomentumOptimizer
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS, _EPS = 5, 1e-7
 
-#: By what the learning rate of a matrix ``[rows, columns]`` is multiplied.
+#: Factor on the learning rate of a matrix ``[rows, columns]``.
 UPDATE_SCALES: dict[str, Callable[[int, int], float]] = {
     # The root mean square of AdamW's updates, so that its learning rates and decay serve (arXiv 2502.16982 eq. 4).
     "adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),

@@ -396,7 +396,7 @@ class _Watch:
 
     def _write_stacks(self) -> None:
         """Write the stacks of all threads of this process, and its last collectives, beside the run."""
-        # The line is printed; a full disk is not what the run ends of.
+        # The line is printed; the run must not end because of a full disk.
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / f"rank-{self.rank:05}.txt").open("w") as file:

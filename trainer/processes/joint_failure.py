@@ -18,7 +18,7 @@ from ...errors import USAGE_STATUS, RunError, UsageError
 from ...measure.ranks import rank, world_size
 from .launched_process import LaunchedProcess, start_name
 
-# After a failure: how long rank 0 has to print what all ranks fail of, and how long failing processes wait for another.
+# Times after a failure: for rank 0 to print the common reason, and for failing processes to wait for another.
 _RANK_0_FIRST, _OTHERS = timedelta(seconds=2), timedelta(seconds=3)
 
 # Time, in seconds, that a process gives the first one of its node to report a common finding.

@@ -56,6 +56,6 @@ def load_operator(builder: Any) -> None:
         if not (folder / f"{builder.name}.so").is_file():
             minutes = MINUTES.get(builder.name, max(MINUTES.values()))
             _say(f"building DeepSpeed's {builder.name} in {folder}, this once: about {minutes} min")
-        # It prints what it does.
+        # It prints its actions.
         with redirect_stdout(io.StringIO()):
             builder.load(verbose=False)

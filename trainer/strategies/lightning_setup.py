@@ -60,7 +60,7 @@ def _zero(config: TrainerConfig, grad_clip: float, device: torch.device) -> Stra
     return StrategySetup(strategy, zero.sharder(config, grad_clip), fsdp2.sharder(config, device))
 
 
-#: (config, clip norm, device) → what the run needs, by ``trainer.strategy``.
+#: Function from (config, clip norm, device) to the run's setup, by ``trainer.strategy``.
 SETUPS: dict[StrategyName, Callable[[TrainerConfig, float, torch.device], StrategySetup]] = {
     "single": _single,
     "ddp": _ddp,

@@ -56,7 +56,7 @@ class ShardedCheckpoints(Strategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the module's own names, with this rank's part of each tensor."""
         assert self.lightning_module is not None
-        # The parameters themselves: a strategy keeps what it knows of its shards on them.
+        # The parameters themselves: a strategy keeps facts about its shards on them.
         return self.lightning_module.state_dict(keep_vars=True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

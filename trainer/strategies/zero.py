@@ -119,13 +119,13 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
             where["nvme_path"] = str(user_path(config.offload_dir))
         zero["offload_optimizer"] = where
         if stage == 3:
-            # A drive is too slow for what every pass needs.
+            # A drive is too slow for weights that every pass needs.
             zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     return {
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_clipping": grad_clip,
         "zero_optimization": zero,
-        # Weights stay float32 in each process; what is sent of them is what a pass uses.
+        # Weights stay float32 in each process; they are sent in the type that a pass uses.
         "torch_autocast": {
             "enabled": config.gathers_in == "bf16",
             "dtype": "bfloat16",

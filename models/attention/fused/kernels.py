@@ -168,7 +168,8 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tup
     n_sequences, length = q.shape[0], q.shape[2]
     n_chunks = -(-length // window)
 
-    # Chunks [B, n_chunks, heads, window, K] count as sequences; what fills the last is seen by no query that is kept.
+    # Chunks [B, n_chunks, heads, window, K] count as sequences; the padding of the last is seen by no query that is
+    # kept.
     def chunks(x: Tensor) -> Tensor:
         return F.pad(x, (0, 0, 0, n_chunks * window - length)).unflatten(2, (n_chunks, window)).transpose(1, 2)
 
@@ -225,7 +226,7 @@ def visible_lse(
     documents: Documents | None = None,
 ) -> Tensor:
     """Compute only the log-sum-exp of :func:`visible_attention`, ``[B, H, T]``, float32 or wider, differentiable."""
-    # The kernels want values; what they are does not matter to the log-sum-exp.
+    # The kernels require values, which do not matter to the log-sum-exp.
     v_BGTV = k_BGTK.detach()
     if _of_our_own(q_BHTK) or backend_for(runs_on(q_BHTK), q_BHTK, window).narrow_values:
         v_BGTV = v_BGTV[..., :_FEW_CHANNELS]
