@@ -16,6 +16,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 #: Pages at the repository's root that are part of the site.
 PAGES = ("CONTRIBUTING.md",)
+_DOTTED = re.compile(r"<code>((?:\w+\.){2,}\w+)</code>")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 
 
@@ -41,3 +42,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return f"[{text}]({relpath(target, dirname(here) or '.')}{anchor})"
 
     return _LINK.sub(rewritten, markdown)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let long dotted names break after their dots: they would make a column of a table wider than the others."""
+    return _DOTTED.sub(lambda name: f"<code>{name[1].replace('.', '.<wbr>')}</code>", html)

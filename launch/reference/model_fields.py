@@ -23,15 +23,15 @@ from ...models.config import ModelConfig
 _HEAD = """\
 # Fields of a model
 
-Made from the code by `python -m birthmark.launch.reference.model_fields > docs/model-fields.md`; a test holds the
-two together. How fields are set, in YAML and on the command line, is the same for all: `birthmark pretrain --help`.
+`birthmark pretrain --help` says how to set fields, in YAML and on the command line. This page is made from the code by
+`python -m birthmark.launch.reference.model_fields > docs/model-fields.md`, and a test compares the two.
 
-- **values**: one row for each name that a field may have; of other fields the type. **Bold** is the default.
-- **source**: where the value, or else its field or group, comes from. [AS] When Attention Sink Emerges in Language
-  Models, arXiv 2410.10781; [BB] Transformers Are Born Biased, arXiv 2602.05927; [SO] The Structural Origin of Attention
-  Sink, arXiv 2605.06611; [SP] SeedPrints, arXiv 2509.26404.
-- **kernel**: what attention runs on in the default model with this value, and with what the field needs to be read at
-  all (below); of a field without names, with a value that is not its default. –: the field has no part in it.
+- **values**: the names that a field may have, one row each; of other fields the type. **Bold** is the default.
+- **source** of the value, or else of its field or group: [AS] When Attention Sink Emerges in Language Models, arXiv
+  2410.10781; [BB] Transformers Are Born Biased, arXiv 2602.05927; [SO] The Structural Origin of Attention Sink, arXiv
+  2605.06611; [SP] SeedPrints, arXiv 2509.26404.
+- **kernel** on which attention runs in the default model with this value and the fields that it needs; a field without
+  names has a value that is not its default. –: the field has no influence.
 
 | kernel | what attention runs |
 |---|---|
@@ -40,8 +40,8 @@ two together. How fields are set, in YAML and on the command line, is the same f
 _REFUSED = """\
 ## What is refused
 
-A field that nothing would read is refused, and so is what contradicts itself. Shown is one example of each: every value
-set alone, then every pair of values with what they need. Sizes that are out of range or do not divide are refused too.
+A field that nothing reads is refused, and so is a contradiction. The table has one example of each, of single values
+and then of pairs with what they need. Sizes that are out of range or do not divide are refused too.
 """
 
 _SOURCE = r"(?:(?P<group>\[(?:AS|BB|SO|SP)\])|\((?P<work>[^()]*(?:arXiv \d|\b(?:19|20)\d\d\b)[^()]*)\))"
