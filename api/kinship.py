@@ -20,9 +20,8 @@ from ..metrics.seedprint import Fingerprint
 from ..models.by_block.block_weights import HeldWeights
 from ..models.decoder import Decoder
 from ..schema import mistyped
-from ..study.lineage.compare import check_comparable, choose_probe, compare_models
-from ..study.lineage.comparison import check_probe
-from ..study.lineage.comparison_options import ProbeOptions
+from ..study.lineage.comparison import check_comparable, check_probe, choose_probe, compare_models
+from ..study.lineage.options import ProbeOptions
 from ..trainer.by_name.model_names import AnySource, ForeignSource, ModelSource, open_any_source
 from .model import Model
 

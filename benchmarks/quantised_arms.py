@@ -29,8 +29,7 @@ from birthmark.measure.quantised.cost import quantisation_costs
 from birthmark.measure.quantised.rounding import read_bits
 from birthmark.models.birth import born
 from birthmark.models.decoder import Decoder
-from birthmark.study.arms.file import read_arm_study
-from birthmark.study.arms.trials import arm_trials
+from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.trainer.config import RunConfig
 
 STUDY = Path(__file__).resolve().parents[1] / "configs" / "studies" / "sinks.yaml"

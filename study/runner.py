@@ -1,14 +1,15 @@
-"""Runs of a study as processes: a few at a time, each independent, all of them stoppable and resumable."""
+"""The runs of a study as processes, a few at a time, and its results, printed and written beside its runs."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Column
 
 from ..child_python import python_command, python_environment
-from ..errors import RunError
+from ..errors import RunError, UsageError
+from ..files import write_text
 from ..models.own_code import own_code_for_children
 from ..pace import Pace, duration
 from ..trainer.saved_config import write_config
 from ..urls import credentials_for_children
-from .request import StudyRequest
-from .taking.claims import Claim, claim, owner_of
-from .taking.tries import WRONG_REQUEST, Failed, add_failure
+from .study_file import StudyRequest
+from .trial_lock import WRONG_REQUEST, Claim, Failed, add_failure, alone, claim, owner_of, told
 from .trials import Trial, check_buildable, check_stored, chosen_trial, each_once, next_move
 
 _POLL_SECONDS = 0.2
@@ -322,3 +323,70 @@ def last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("birthmark: ")]
     return (ours or lines or ["no output"])[-1].removeprefix("birthmark: ").removeprefix("error: ")
+
+
+# ---------------------------------------------------------------- results, printed and written
+
+
+def _nothing(console: Console) -> None:
+    """Write no further files."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Functions that print and write the results of a study. Nothing is made before they are called."""
+
+    show: Callable[[Console], object]
+    """Function that prints the results."""
+    table: Callable[[], str]
+    """Content of ``table.md``."""
+    write_csv: Callable[[Path], object]
+    """Function that writes the table for programs to a path."""
+    draw: Callable[[Path], list[str]]
+    """Function that draws pictures into a folder and returns their names; not called where matplotlib is missing."""
+    page: Callable[[], str]
+    """Content of ``index.html``."""
+    write_more: Callable[[Console], object] = _nothing
+    """Function that writes further files of this kind of study, and prints their names."""
+
+
+def end_study(
+    request: StudyRequest, out: Path, trials: Sequence[Trial], console: Console, outputs: Outputs | None, missing: str
+) -> None:
+    """Print the results of a study, and write ``index.html``, ``table.md``, ``table.csv`` and pictures.
+
+    One process at a time writes: processes with trials of the same study end at the same moment.
+
+    Args:
+        request: the request.
+        out: the study's folder.
+        trials: trials whose failed starts the table lists.
+        console: console to print to.
+        outputs: outputs of the results; None without results.
+        missing: name of the results that are then missing.
+
+    Raises:
+        UsageError: a summary was asked for, and there are no results.
+    """
+    if outputs is None:
+        if request.summary:
+            raise UsageError(f"{out}: no {missing} of {request.file} in it yet")
+        return
+    outputs.show(console)
+    with alone(out):
+        _write(out, outputs, console, told(trials))
+        outputs.write_more(console)
+
+
+def _write(out: Path, outputs: Outputs, console: Console, failed: str) -> None:
+    """Write the files; ``failed`` is a last paragraph for ``table.md``."""
+    table = outputs.table()
+    write_text(out / "table.md", f"{table}\n{failed}\n" if failed else table)
+    outputs.write_csv(out / "table.csv")
+    write_text(out / "index.html", outputs.page())
+    files = ["index.html", "table.md", "table.csv"]
+    if importlib.util.find_spec("matplotlib"):
+        files += outputs.draw(out)
+    else:
+        files.append("(no pictures: pip install 'birthmark[plots]')")
+    console.print(f"{out}: {' '.join(files)}", highlight=False, soft_wrap=True, markup=False)

@@ -12,15 +12,11 @@ import pytest
 
 import birthmark
 from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.study.arms.file import read_arm_study
-from birthmark.study.arms.trials import arm_trials
-from birthmark.study.kinds import KINDS, kind_of
-from birthmark.study.lineage.file import read_lineage_study
-from birthmark.study.lineage.trials import lineage_trials
-from birthmark.study.robustness.file import read_robustness_study
-from birthmark.study.robustness.trials import robustness_trials
-from birthmark.study.seeds.file import read_seeds_study
-from birthmark.study.seeds.trials import seeds_trials
+from birthmark.study.arms.trials import arm_trials, read_arm_study
+from birthmark.study.lineage.trials import lineage_trials, read_lineage_study
+from birthmark.study.robustness.trials import read_robustness_study, robustness_trials
+from birthmark.study.seeds.results import read_seeds_study, seeds_trials
+from birthmark.study.table import KINDS, kind_of
 from birthmark.study.trials import check_buildable
 from birthmark.trainer.config_file import read_config
 

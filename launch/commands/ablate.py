@@ -15,7 +15,7 @@ from ...urls import hide_credentials
 from ..overrides import add_overrides, read_overrides
 
 if TYPE_CHECKING:
-    from ...study.request import StudyRequest
+    from ...study.study_file import StudyRequest
 
 SUMMARY = "Run a study: every arm from every seed, then one table and one figure."
 
@@ -69,9 +69,8 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Run the study here or hand it to a launcher; return 1 if one of its runs failed."""
-    from ...study.kinds import run_study
-    from ...study.reading import SET_BY_STUDY
-    from ...study.request import StudyRequest
+    from ...study.study_file import SET_BY_STUDY, StudyRequest
+    from ...study.table import run_study
 
     _check(options)
     request = StudyRequest(
@@ -114,7 +113,7 @@ def _check(options: Namespace) -> None:
 
 def _hand_over(options: Namespace, request: StudyRequest) -> int:
     """Write the launcher's file, and print the next steps."""
-    from ...study.kinds import plan_study
+    from ...study.table import plan_study
     from ..grids.grid import make_grid
     from ..grids.launchers import LAUNCHERS, Asked
 

@@ -21,8 +21,8 @@ from ...report.pictures.style import (
     run_colour,
 )
 from ...report.text import shorten
-from .file import ArmStudy
 from .results import ArmResult, Spread, task_loss
+from .trials import ArmStudy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

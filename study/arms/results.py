@@ -13,7 +13,7 @@ from ...measure.records import Snapshot, metrics_by_step
 from ...report.rows import join_rows
 from ...report.text import finite_or_nan
 from ..trials import Trial
-from .file import ArmStudy
+from .trials import ArmStudy
 
 SCALARS = {
     "sink_mass": "text_sink_mass",

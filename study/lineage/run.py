@@ -1,24 +1,239 @@
-"""Execution of a study of lineage: its runs, the runs that continue them, then every test."""
+"""Running a study of lineage: its runs, those that continue them, every test, then pictures and the page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from markupsafe import Markup
 from rich.console import Console
 
+from ...report.charts.chart_page import Block, Fold, Heading, Panels, Prose, Table, render_page
+from ...report.charts.specs import CurvePanel, Look, MatrixPanel, PageRun, Series
+from ...report.pictures.axes import count_formatter
+from ...report.pictures.fingerprints import draw_matrix
+from ...report.pictures.saving import save_both
+from ...report.pictures.style import (
+    INK,
+    MUTED,
+    REFERENCE,
+    RUN_COLOURS,
+    add_legend,
+    in_our_style,
+    legend_line,
+    new_figure,
+)
 from ...report.terminal import bar
-from ..outputs import Outputs, end_study
-from ..request import StudyRequest
-from ..runner import Failure, run_as_asked, run_trials
+from ..runner import Failure, Outputs, end_study, run_as_asked, run_trials
+from ..study_file import StudyRequest
 from ..trials import Planned, check_stored
-from .figure import draw_lineage
-from .file import read_lineage_study
-from .lineage_page import lineage_page
-from .pairs import study_models
-from .results import compare_pairs, tests_by_probe
-from .table import markdown, print_summary, write_csv
-from .trials import lineage_trials
+from .answer import kinship_matrix
+from .comparison import describe_probe
+from .results import PairResult, compare_pairs, markdown, pair_rows, print_summary, summary, tests_by_probe, write_csv
+from .trials import LineageStudy, StudyModel, last_step, lineage_trials, read_lineage_study, study_models
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# ---------------------------------------------------------------- pictures
+# Births and their descendants over training, and all models side by side.
+
+_COLUMNS = 3
+_DOTS = {True: "o", False: "^"}
+"""Marker of a pair with (True) or without (False) a birth."""
+_LOOKS: dict[str, dict[str, Any]] = {
+    "kin": {"color": RUN_COLOURS[0], "linewidth": 1.1},
+    "stranger": {"color": RUN_COLOURS[1]},
+}
+
+
+def draw_lineage(study: LineageStudy, results: Sequence[PairResult], out: Path) -> list[str]:
+    """Write ``figure`` and, if there is a pair, ``matrix`` of the first test, each as PNG and SVG; return the files'
+    names.
+    """
+    drawn = {"figure": over_training(study, results)}
+    if results:
+        drawn["matrix"] = _all_models(study, results)
+    return [file for name, figure in drawn.items() for file in save_both(figure, out, name)]
+
+
+def _all_models(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
+    """Draw births, last checkpoints and ends of continued runs under the first test."""
+    test = next(iter(study.tests))
+    there = dict.fromkeys(model for result in results for model in (result.a, result.b))
+    last = last_step(there)
+    models = [model for model in there if model.step in (0, last) or model.continuation]
+    n = len(models)
+    z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
+    for result in results:
+        if result.a in models and result.b in models:
+            i, j, found = models.index(result.a), models.index(result.b), result.fingerprints[test]
+            z_MM[[i, j], [j, i]], verdicts_MM[[i, j], [j, i]] = found.z, found.verdict
+    title = f"{test}: {describe_probe(study.tests[test].probe)}"
+    return draw_matrix([model.label for model in models], z_MM, verdicts_MM, title)
+
+
+def _age(model: StudyModel, last: int) -> int:
+    """Return the optimizer steps since a model's birth; a base ends at ``last``."""
+    return model.step + (last if model.continuation else 0)
+
+
+@in_our_style
+def over_training(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
+    """Draw z of all pairs by the age of the younger model, a panel per test.
+
+    Blue: one birth; orange: two. Circles: a birth and another model; triangles: two trained models. Filled: kin by the
+    test.
+    """
+    n = len(study.tests)
+    columns = min(n, _COLUMNS)
+    figure, grid = new_figure(
+        60 + 150 * columns,
+        20 + 140 * -(-n // columns),
+        -(-n // columns),
+        columns,
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+    )
+    last = max((result.b.step for result in results if result.table == 1), default=0)
+    for axes, test in zip(grid.flat, study.tests, strict=False):
+        _panel(axes, results, test, last)
+    for axes in list(grid.flat)[n:]:
+        axes.set_visible(False)
+    low, high = grid[0][0].get_ylim()
+    grid[0][0].set_ylim(min(low, -4), max(high, 12))
+    for axes in grid[:, 0]:
+        axes.set_ylabel("z")
+    for place, axes in enumerate(grid.flat):
+        if place + columns >= n:
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel("optimizer steps since birth")
+    dot: dict[str, Any] = {"linestyle": "none", "markersize": 3.2}
+    entries = [
+        ("a model and its birth", legend_line(**_LOOKS["kin"], marker="o", markersize=3.2)),
+        ("another birth", legend_line(**dot, marker="o", **_LOOKS["stranger"])),
+        ("two trained models", legend_line(**dot, marker="^", color=MUTED)),
+        ("not called kin", legend_line(**dot, marker="o", color=INK, markerfacecolor="none")),
+    ]
+    if study.continuations:
+        entries.append(("end of the base", legend_line(**REFERENCE)))
+    add_legend(figure, entries)
+    return figure
+
+
+def _panel(axes: Axes, results: Sequence[PairResult], test: str, last: int) -> None:
+    axes.set_title(test)
+    axes.set_yscale("symlog", linthresh=3, linscale=0.8)
+    axes.set_yticks([0, 3, 10, 30, 100, 300], labels=["0", "3", "10", "30", "100", "300"])
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(count_formatter())
+    axes.locator_params(axis="x", nbins=5)
+    axes.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+    paths: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    aside = 0.03 * max((_age(result.b, last) for result in results), default=0)
+    for result in results:
+        found = result.fingerprints[test]
+        if found.verdict == "undefined":
+            continue
+        newborn, colour = result.a.step == 0, _LOOKS[result.expected]["color"]
+        age = float(_age(result.b, last)) if newborn else _age(result.b, last) + aside
+        axes.plot(
+            age, found.z, _DOTS[newborn], color=colour, markersize=3.2, zorder=3 if result.expected == "kin" else 2,
+            markerfacecolor=colour if found.verdict == "kin" else "none", markeredgewidth=0.7,
+        )  # fmt: skip
+        if result.expected == "kin" and newborn:
+            paths.setdefault((result.a.seed, result.b.continuation), []).append((age, found.z))
+    for (seed, continuation), points in paths.items():
+        before = paths.get((seed, ""), [])[-1:] if continuation else []
+        axes.plot(*zip(*before, *points, strict=True), **_LOOKS["kin"], zorder=2)
+    if any(result.b.continuation for result in results):
+        axes.axvline(last, **REFERENCE, zorder=1)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def lineage_page(study: LineageStudy, results: Sequence[PairResult]) -> str:
+    """Render the page; it fetches nothing."""
+    first = next(iter(study.tests))
+    seeds = sorted({model.seed for result in results for model in (result.a, result.b)})
+    blocks: list[Block] = [
+        *(Prose(outcome(results, test)) for test in study.tests),
+        Panels([_over_training(results, test, seeds) for test in study.tests]),
+        Prose("Solid: a model against its own birth. Dashed: the largest z against another's birth.", note=True),
+    ]
+    if results:
+        title = f"{first}: {describe_probe(study.tests[first].probe)}"
+        blocks += [Heading("models", "All models", title), Panels([_all_models_panel(results, first)], wide=True)]
+    for probe, tests in tests_by_probe(study).items():
+        titles, rows = summary(study, results, tests)
+        blocks += [Heading("", "Verdicts", describe_probe(probe)), Table(titles, rows, texts=range(len(titles)))]
+        for title, headings, pairs in pair_rows(study, results, tests):
+            blocks.append(
+                Fold(
+                    title,
+                    [Table(headings, [list(map(_cell, row)) for row in pairs], texts=(0, 1, 2))],
+                    note=f"{len(pairs)} pairs; bold: not what the pair is in truth",
+                )
+            )
+    runs = [PageRun(f"seed {seed}") for seed in seeds]
+    return render_page(study.name, blocks, runs=runs, about="Birthmark study of lineage")
+
+
+def _cell(text: str) -> str | Markup:
+    """Convert a cell of the Markdown table to HTML, bold if the test was wrong."""
+    wrong = text.startswith("**")
+    return Markup("<strong>{}</strong>").format(text.strip("*")) if wrong else text
+
+
+def outcome(results: Sequence[PairResult], test: str) -> str:
+    """Describe in a sentence the number of right answers of a test."""
+    parts = []
+    for expected, words in (("kin", "of one birth"), ("stranger", "of two births")):
+        found = [r.fingerprints[test] for r in results if r.expected == expected]
+        defined = [f for f in found if f.verdict != "undefined"]
+        left = f" ({len(found) - len(defined)} more could not be tested)" if len(found) > len(defined) else ""
+        kin = sum(f.verdict == "kin" for f in defined)
+        parts.append(f"{kin} of {len(defined)} pairs {words}{left}")
+    return f"The test {test} calls kin {parts[0]}, and {parts[1]}."
+
+
+def _over_training(results: Sequence[PairResult], test: str, seeds: Sequence[int]) -> CurvePanel:
+    """Draw z of the models of every seed against births, over the steps of their bases."""
+    series = []
+    for place, seed in enumerate(seeds):
+        looks: tuple[tuple[Look, bool], ...] = (("solid", True), ("dashed", False))
+        for look, own in looks:
+            by_step: dict[int, list[float]] = {}
+            for r in results:
+                from_birth = r.a.step == 0 < r.b.step and not r.b.continuation
+                if from_birth and r.b.seed == seed and (r.a.seed == seed) == own:
+                    by_step.setdefault(r.b.step, []).append(r.fingerprints[test].z)
+            if by_step:
+                steps = sorted(by_step)
+                values = np.array([max(by_step[step]) for step in steps])
+                name = f"seed {seed}, {'own birth' if own else 'strangers, largest'}"
+                series.append(Series(values, {"step": steps}, place, name, look))
+    return CurvePanel(f"z-{list(results[0].fingerprints).index(test) if results else 0}", test, series, csv="table.csv")
+
+
+def _all_models_panel(results: Sequence[PairResult], test: str) -> MatrixPanel:
+    """Draw births, last checkpoints and ends of continued runs."""
+    there = dict.fromkeys(model for result in results for model in (result.a, result.b))
+    last = last_step(there)
+    models: list[StudyModel] = [m for m in there if m.step in (0, last) or m.continuation]
+    place = {model: i for i, model in enumerate(models)}
+    tests = [(place[r.a], place[r.b], r.fingerprints[test]) for r in results if r.a in place and r.b in place]
+    return kinship_matrix([model.label for model in models], tests, csv="table.csv")
+
+
+# ---------------------------------------------------------------- the run
 
 
 def plan_lineage(request: StudyRequest) -> Planned:

@@ -1,13 +1,30 @@
-"""Treatments of a trained model in a study of robustness: changes of weights, and changes that train."""
+"""Treatments of trained models in a study of robustness: changes of weights, and changes that train."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ...errors import UsageError
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...data.batches import BatchSource
+from ...data.building.splitting import evaluation_texts
+from ...data.building.tokenised import naming
+from ...data.cache import fingerprint
+from ...data.config import DataConfig
+from ...data.corpora import open_corpus
+from ...data.ingest.remote import localised
+from ...data.prepare import PreparedData, prepare
+from ...data.streaming.streamed_batches import StreamSource
+from ...data.token_files.source import open_token_source
+from ...errors import RunError, UsageError
 from ...models.adapters.adapter_config import AdapterConfig
 from ...models.adapters.attach import attach, initialize_adapter
 from ...models.adapters.merged_lora import merged
@@ -16,8 +33,176 @@ from ...models.changes.table import CHANGES, read_kind
 from ...models.changes.vocabulary import first_tokens
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
-from .bases import Base, Text
-from .short_training import towards, train
+from ...trainer.by_name.model_names import ModelSource, open_source
+from ...trainer.config import RunConfig
+from ...trainer.devices import device
+from ...trainer.module import next_token_loss
+from ..trials import Trial
+
+
+@dataclass(frozen=True)
+class Base:
+    """A finished run of the study."""
+
+    trial: Trial
+
+    @property
+    def seed(self) -> int:
+        """Seed of its birth."""
+        return self.trial.seed
+
+    def birth(self) -> Decoder:
+        """Load its model at step 0, a new copy."""
+        return self._birth.load().to(device())
+
+    def trained(self) -> Decoder:
+        """Load its model at the last step, a new copy."""
+        return self._end.load().to(device())
+
+    # Found once: reading a run's config takes longer than a small model.
+    @cached_property
+    def _birth(self) -> ModelSource:
+        return open_source(f"{self.trial.run.path}@0")
+
+    @cached_property
+    def _end(self) -> ModelSource:
+        return open_source(f"{self.trial.run.path}@{self.trial.step}")
+
+
+@dataclass(frozen=True)
+class Text:
+    """Training data of changed models: the data of the bases, or other text in their tokens."""
+
+    config: RunConfig
+    """Config of a base."""
+    tokenizer: Path | None
+    """Theirs, if their data is text."""
+
+    def batch(self, path: str | None, step: int) -> Tensor:
+        """Return the sequences of one step ``[B, T+1]``, with as many tokens as the bases' steps.
+
+        Args:
+            path: path of other text, as in ``data.path``; None: the bases' own data, from the point where they stopped.
+            step: step, from 0.
+        """
+        sizes = self.config.trainer.batch_sizes
+        first = sizes.before(self.config.trainer.max_steps) if path is None else 0
+        n = self.config.trainer.global_batch_size
+        return torch.from_numpy(self._source(path).batch(first + step * n, n)).to(device())
+
+    def content(self, path: str | None) -> str | None:
+        """Return the SHA-256, in hex, of the present text or tokens, without tokenising; cached for unchanged files.
+        None for data that cannot change: a synthetic task, or a stream, which `batch` refuses.
+
+        Args:
+            path: see `batch`.
+
+        Raises:
+            UsageError: the text cannot be read; the message names the field and the path.
+            RunError: the text is damaged; the message names the file.
+        """
+        data = self._data(path)
+        if data.path == "backcopy" or data.stream:
+            return None
+        hashes = {}
+        for name, source in localised(data).each().items():
+            with naming(name):
+                hashes[name] = (open_token_source(source) or open_corpus(source)).content_hash()
+        if data.decontaminate is not None:
+            # It decides which documents are left.
+            hashes["data.decontaminate"] = evaluation_texts(data)[1]
+        return fingerprint(sources=hashes)
+
+    def _source(self, path: str | None) -> BatchSource:
+        data = self._prepared.get(path)
+        if data is None:
+            data = self._prepared[path] = self._prepare(path)
+        if isinstance(data.train, StreamSource):
+            raise UsageError("data.stream: a study of robustness reads its text again and again; leave stream out")
+        return data.train
+
+    @cached_property
+    def _prepared(self) -> dict[str | None, PreparedData]:
+        return {}
+
+    def _data(self, path: str | None) -> DataConfig:
+        data = self.config.data
+        if path is None:
+            return data
+        tokenizer = data.tokenizer if self.tokenizer is None else str(self.tokenizer)
+        return dataclasses.replace(data.of_another_corpus(path), tokenizer=tokenizer)
+
+    def _prepare(self, path: str | None) -> PreparedData:
+        data, model, trainer = self._data(path), self.config.model, self.config.trainer
+        return prepare(data, vocab_size=model.vocab_size, seq_len=model.max_seq_len, batch_sizes=trainer.batch_sizes)
+
+
+def text_of(trial: Trial) -> Text:
+    """Return the data of a finished run."""
+    return Text(trial.config, trial.run.own_tokenizer())
+
+
+# ---------------------------------------------------------------- short training
+# Short trainings in memory, of all parameters that are not frozen, towards any objective.
+
+#: Share of the steps over which the learning rate rises.
+_WARMUP = 0.1
+_CLIP = 1.0
+
+#: Function from a model and a batch ``[B, T+1]`` to the objective.
+Objective = Callable[[Decoder, Tensor], Tensor]
+
+
+def train(
+    model: Decoder, batch: Callable[[int], Tensor], steps: int, lr: float, objective: Objective | None = None
+) -> Decoder:
+    """Train a model in place: AdamW (β .9 and .95, no decay), clipped gradients, a constant rate after a warm-up.
+
+    Args:
+        model: its parameters with gradients are trained.
+        batch: function from a step, from 0, to its token ids ``[B, T+1]``.
+        steps: number of steps.
+        lr: learning rate.
+        objective: loss to minimise; by default that of every next token.
+
+    Raises:
+        RunError: the objective is not finite.
+    """
+    objective = objective or (lambda model, batch_BT: next_token_loss(model, batch_BT).objective)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / (_WARMUP * steps))
+        optimizer.zero_grad()
+        loss = objective(model, batch(step))
+        if not bool(torch.isfinite(loss)):
+            raise RunError(f"the training has a loss of {loss.item()} at step {step}: give a smaller lr")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
+        optimizer.step()
+    return model.eval()
+
+
+def towards(teacher: Decoder) -> Objective:
+    """Return the objective of the mean KL divergence, in nats, of a model's next-token distributions from the teacher's
+    (arXiv 1503.02531).
+    """
+    teacher.eval().requires_grad_(False)
+
+    def objective(model: Decoder, batch_BT: Tensor) -> Tensor:
+        tokens_BT = batch_BT[:, :-1].clamp_min(0)
+        wanted_BTV, found_BTV = (one(tokens_BT).float().log_softmax(-1) for one in (teacher, model))
+        counts_BT = batch_BT[:, 1:] >= 0
+        kl_BT = F.kl_div(found_BTV, wanted_BTV, reduction="none", log_target=True).sum(-1)
+        return (kl_BT * counts_BT).sum() / counts_BT.sum()
+
+    return objective
+
+
+# ---------------------------------------------------------------- treatments
+# Treatments of a trained model in a study of robustness: changes of weights, and changes that train.
 
 SecondRole = Literal["", "merged", "teacher"]
 """Role of the other model for a changed one: none, merged into it, or imitated in training."""

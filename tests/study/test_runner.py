@@ -18,8 +18,7 @@ from birthmark.files import read_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, append_metrics
 from birthmark.models.birth import born, digest
-from birthmark.study.arms.file import read_arm_study
-from birthmark.study.arms.trials import arm_trials
+from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.study.runner import last_line, last_logged_step, process_environment
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.saved_config import write_config

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from jsonargparse import Namespace
 
 from ....errors import UsageError
-from ....study.lineage.comparison_options import add_comparison_options
+from ....study.lineage.options import add_comparison_options
 from ....trainer.config_parser import Parser
 from ...options import MODEL_NAMES, add_json, add_strangers, add_stream, add_trust, check_strangers, check_stream, tell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ....study.lineage.compare import ModelPair
-    from ....study.lineage.comparison import Comparison
+    from ....study.lineage.comparison import Comparison, ModelPair
     from ....trainer.by_name.model_names import AnySource, ModelSource
 
 SUMMARY = "Show which models share a birth (docs/lineage.md)."
@@ -65,11 +64,21 @@ def run(options: Namespace) -> int:
     from ....measure.hidden_states import FingerprintProbe
     from ....models.by_block.decoder_by_block import Streaming
     from ....report.terminal import bar, is_kind, out_file, picture_path, print_json, print_written
-    from ....study.lineage.answers import answer_of_models
-    from ....study.lineage.compare import check_comparable, choose_probe, compare_models, default_inputs
-    from ....study.lineage.comparison import comparison_of
-    from ....study.lineage.kinship_page import write_kinship_page
-    from ....study.lineage.outcomes import describe_test, fingerprint_json, print_pairs, short_names
+    from ....study.lineage.answer import (
+        answer_of_models,
+        describe_test,
+        fingerprint_json,
+        print_pairs,
+        short_names,
+        write_kinship_page,
+    )
+    from ....study.lineage.comparison import (
+        check_comparable,
+        choose_probe,
+        compare_models,
+        comparison_of,
+        default_inputs,
+    )
     from ....trainer.by_name.model_by_block import birth_by_block, source_by_block
     from ....trainer.by_name.model_names import open_any_source
 
@@ -143,7 +152,7 @@ def _draw_matrix(sources: list[AnySource], pairs: list[ModelPair], title: str, o
     import numpy as np
 
     from ....report.pictures.fingerprints import draw_matrix
-    from ....study.lineage.outcomes import short_names
+    from ....study.lineage.answer import short_names
 
     n = len(sources)
     z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
@@ -166,11 +175,9 @@ def _calibrate(options: Namespace, comparison: Comparison) -> int:
 
     from ....metrics.seedprint import LEVEL
     from ....report.terminal import bar, picture_path, print_json
-    from ....study.lineage.calibration import NULLS, calibrate
-    from ....study.lineage.calibration_figure import draw_rates
-    from ....study.lineage.compare import check_comparable, choose_probe
-    from ....study.lineage.comparison import RECIPE_FIELDS
-    from ....study.lineage.outcomes import print_rates
+    from ....study.lineage.answer import print_rates
+    from ....study.lineage.calibration import NULLS, calibrate, draw_rates
+    from ....study.lineage.comparison import RECIPE_FIELDS, check_comparable, choose_probe
     from ....trainer.by_name.model_names import open_source
 
     if options.models:

@@ -12,8 +12,7 @@ import yaml
 
 from birthmark.launch.cli import main
 from birthmark.launch.grids.slurm_array import ranges
-from birthmark.study.arms.file import read_arm_study
-from birthmark.study.arms.trials import arm_trials
+from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.trainer.saved_config import write_config
 
 # Of sbatch what matters here: it reads the options at the file's head, and runs a copy of the file, elsewhere, once for

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from birthmark.files import write_text
-from birthmark.study.arms.arms_page import arms_page, outcome
+from birthmark.study.arms.page import arms_page, outcome
 from birthmark.study.arms.results import ArmResult, spread
 
 UNIFORM = 0.06

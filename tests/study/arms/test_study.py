@@ -17,12 +17,10 @@ from birthmark.errors import RunError, UsageError
 from birthmark.files import write_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import Snapshot, append_metrics
-from birthmark.study.arms.arms_page import arms_page
 from birthmark.study.arms.figure import families, study_figure
-from birthmark.study.arms.file import read_arm_study
+from birthmark.study.arms.page import arms_page, markdown, notes, print_results, titles_and_rows, write_csv
 from birthmark.study.arms.results import ARRAYS, read_results, spread
-from birthmark.study.arms.table import markdown, notes, print_results, titles_and_rows, write_csv
-from birthmark.study.arms.trials import arm_trials
+from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.study.trials import check_buildable, check_stored, next_move
 from birthmark.trainer.saved_config import write_config
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from birthmark.metrics.seedprint import Fingerprint
-from birthmark.study.lineage.answers import answer_of_models, answer_of_seeds
-from birthmark.study.lineage.compare import ModelPair
+from birthmark.study.lineage.answer import answer_of_models, answer_of_seeds
+from birthmark.study.lineage.comparison import ModelPair
 
 
 def made(z, *, verdict=None, reason=""):

@@ -25,7 +25,7 @@ from birthmark.models.changes.channels import ChannelPermutation, Rotation, Sign
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.report.pictures.fingerprints import clustered
-from birthmark.study.lineage.compare import default_inputs
+from birthmark.study.lineage.comparison import default_inputs
 from birthmark.trainer.by_name.model_names import open_source
 
 MODEL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"}

@@ -21,12 +21,9 @@ from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import Fingerprint
 from birthmark.models.birth import born, digest
-from birthmark.study.kinds import kind_of
-from birthmark.study.lineage.file import read_lineage_study
-from birthmark.study.lineage.pairs import StudyModel, model_pairs, study_models
-from birthmark.study.lineage.results import PairResult, count_verdicts
-from birthmark.study.lineage.table import markdown
-from birthmark.study.lineage.trials import lineage_trials
+from birthmark.study.lineage.results import PairResult, count_verdicts, markdown
+from birthmark.study.lineage.trials import StudyModel, lineage_trials, model_pairs, read_lineage_study, study_models
+from birthmark.study.table import kind_of
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.saved_config import write_config
 

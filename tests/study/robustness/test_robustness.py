@@ -17,13 +17,10 @@ from birthmark.launch.cli import main
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.metrics.seedprint import Fingerprint, compare, level_z
 from birthmark.study.robustness import results
-from birthmark.study.robustness.bases import Base, Text, text_of
-from birthmark.study.robustness.file import read_robustness_study
-from birthmark.study.robustness.rates import change_rates
-from birthmark.study.robustness.results import ChangedTest, compare_changed
-from birthmark.study.robustness.table import rate_in_words
-from birthmark.study.robustness.treatments import Workplace, read_treatment
-from birthmark.study.robustness.trials import robustness_trials
+from birthmark.study.robustness.results import ChangedTest, change_rates, compare_changed
+from birthmark.study.robustness.run import rate_in_words
+from birthmark.study.robustness.treatments import Base, Text, Workplace, read_treatment, text_of
+from birthmark.study.robustness.trials import read_robustness_study, robustness_trials
 from birthmark.trainer.by_name.model_names import open_source
 from birthmark.trainer.saved_config import write_config
 

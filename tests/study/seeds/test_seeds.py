@@ -12,12 +12,14 @@ from scipy import stats
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.records import append_metrics
-from birthmark.study.seeds.figure import seeds_figure
-from birthmark.study.seeds.file import read_seeds_study
-from birthmark.study.seeds.results import read_seeds_results
-from birthmark.study.seeds.seed_shares import mean_squares, variance_shares
-from birthmark.study.seeds.table import outcome, rows_of
-from birthmark.study.seeds.trials import seeds_trials
+from birthmark.study.seeds.results import (
+    mean_squares,
+    read_seeds_results,
+    read_seeds_study,
+    seeds_trials,
+    variance_shares,
+)
+from birthmark.study.seeds.run import outcome, rows_of, seeds_figure
 
 
 @pytest.fixture

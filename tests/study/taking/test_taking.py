@@ -11,10 +11,19 @@ import pytest
 from birthmark.errors import RunError, UsageError
 from birthmark.files import read_json, write_json
 from birthmark.launch.cli import main
-from birthmark.study.arms.file import read_arm_study
-from birthmark.study.arms.trials import arm_trials
-from birthmark.study.taking.claims import STALE_SECONDS, Claim, claim, lock_of, owner_of
-from birthmark.study.taking.tries import Failed, add_failure, failures_of, told, tries_file
+from birthmark.study.arms.trials import arm_trials, read_arm_study
+from birthmark.study.trial_lock import (
+    STALE_SECONDS,
+    Claim,
+    Failed,
+    add_failure,
+    claim,
+    failures_of,
+    lock_of,
+    owner_of,
+    told,
+    tries_file,
+)
 from birthmark.study.trials import chosen_trial
 
 
@@ -90,7 +99,7 @@ def test_a_claim_that_was_taken_over_is_not_let_go_and_a_living_one_is_touched(t
     os.utime(lock_of(trial), (1, 1))
     mine.keep()
     assert lock_of(trial).stat().st_mtime == 1
-    monkeypatch.setattr("birthmark.study.taking.claims.TOUCH_SECONDS", 0.0)
+    monkeypatch.setattr("birthmark.study.trial_lock.TOUCH_SECONDS", 0.0)
     mine.keep()
     assert lock_of(trial).stat().st_mtime > 1
     other = {**read_json(lock_of(trial)), "host": "elsewhere"}
@@ -104,9 +113,9 @@ def test_processes_that_ask_at_once_never_get_the_same_trial(study_file, tmp_pat
     script = """
 import sys
 from pathlib import Path
-from birthmark.study.arms.file import read_arm_study
+from birthmark.study.arms.trials import read_arm_study
 from birthmark.study.arms.trials import arm_trials
-from birthmark.study.taking.claims import Claim, claim
+from birthmark.study.trial_lock import Claim, claim
 
 _, rank, file, out = sys.argv
 trials = arm_trials(read_arm_study(Path(file)), Path(out))

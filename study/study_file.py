@@ -1,17 +1,20 @@
-"""Study files: reading of their YAML and checks of its fields, for any kind."""
+"""Study files: their YAML, their fields and scales, whatever their kind, and one request to run one."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from ..errors import UsageError
+from ..files import write_text
 from ..schema import shown
 from ..trainer.by_name.shipped_configs import shipped_config
-from ..yaml_files import read_yaml
+from ..yaml_files import read_yaml, yaml_text
 
 _SCALAR = (str, int, float, bool, type(None))
 
@@ -111,3 +114,108 @@ class Reader:
                 if not isinstance(member, str) or member not in arms:
                     raise self.wrong(f"families.{family}", member, "no such arm")
         return families
+
+
+# ---------------------------------------------------------------- a request to run a study
+
+#: File in a study's folder: the changes by ``--set`` when its runs were made, by dotted field.
+_OVERRIDES = "overrides.yaml"
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """Request to `birthmark ablate`."""
+
+    file: Path
+    """The study file."""
+    scale: str | None = None
+    """Scale, one of the file's; None: the file's own base."""
+    out: Path | None = None
+    """The study's folder; None: ``studies/NAME``."""
+    arms: tuple[str, ...] | None = None
+    """Arms to run; None: all."""
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Dotted fields that replace those of the base; what the file says of an arm or a continuation wins over them."""
+    jobs: int = 1
+    """Runs at a time."""
+    summary: bool = False
+    """Run nothing, and summarise what there is."""
+    trial: str | None = None
+    """Trial to run, by its name (``ARM/seed-N``) or its index from 0; None: all."""
+    retries: int = 1
+    """Number of restarts of a failed trial."""
+
+    def refuse_arms(self, kind: str) -> None:
+        """Raise UsageError if arms are chosen, for a kind of study without arms."""
+        if self.arms is not None:
+            raise UsageError(f"--arms {','.join(self.arms)}: a study of {kind} has none; leave it out")
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a study of this name."""
+        return self.out or Path("studies") / name
+
+    def keep_overrides(self, out: Path) -> None:
+        """Write the overrides of the runs into the study's folder ``out``."""
+        write_text(out / _OVERRIDES, yaml_text(dict(self.overrides)))
+
+    def overrides_in(self, out: Path) -> dict[str, Any]:
+        """Return the overrides of the base; for a summary, those of the runs in ``out``, then its own.
+
+        Raises:
+            UsageError: the file with these overrides is damaged.
+        """
+        file = out / _OVERRIDES
+        kept = read_fields(file) if self.summary and file.is_file() else {}
+        return {**kept, **self.overrides}
+
+
+# ---------------------------------------------------------------- scaled study
+# Study files that may describe the same study again at other sizes, as ``scales``.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledStudy:
+    """A study that is checked, with its paths resolved."""
+
+    file: Path
+    name: str
+    base: Path
+    """Run config of all births."""
+    init_seeds: tuple[int, ...]
+    """Seeds of the runs."""
+    scales: Mapping[str, Self] = dataclasses.field(default_factory=dict)
+    """The same at other sizes."""
+
+    def at(self, scale: str | None) -> Self:
+        """Return the study at one of its scales; UsageError if the file has none of that name."""
+        if scale is None:
+            return self
+        if scale not in self.scales:
+            raise UsageError(f"--scale {scale}: {self.file} has {', '.join(self.scales) or 'none'}")
+        return self.scales[scale]
+
+
+StudyT = TypeVar("StudyT", bound=ScaledStudy)
+
+#: From the reader, the study's name, its fields, and where those stand that are not at the file's top, to the study.
+AtOneScale = Callable[[Reader, str, Mapping[str, Any], Mapping[str, str]], StudyT]
+
+
+def read_scaled_study(file: Path, fields: Sequence[str], at_one_scale: AtOneScale[StudyT]) -> StudyT:
+    """Read a study file; UsageError names the file and the field.
+
+    Args:
+        file: YAML.
+        fields: fields that a scale may replace; the file has these, and ``kind``, ``name``, and ``scales``.
+        at_one_scale: function that reads and checks them.
+    """
+    content, reader = read_fields(file), Reader(file)
+    reader.known(content, ("kind", "name", *fields, "scales"), "")
+    name = content.get("name", file.stem)
+    reader.name(name, "name")
+    scales = {}
+    for scale, given in reader.named(content.get("scales", {}), "scales").items():
+        where = f"scales.{scale}."
+        reader.known(reader.group(given, where.rstrip(".")), fields, where)
+        scales[scale] = at_one_scale(reader, f"{name}-{scale}", content | given, dict.fromkeys(given, where))
+    return dataclasses.replace(at_one_scale(reader, name, content, {}), scales=scales)

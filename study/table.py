@@ -10,11 +10,10 @@ from typing import NamedTuple
 from ..errors import UsageError
 from .arms.run import plan_arms, run_arms
 from .lineage.run import plan_lineage, run_lineage
-from .reading import read_fields
-from .request import StudyRequest
 from .robustness.run import plan_robustness, run_robustness
 from .runner import Failure
 from .seeds.run import plan_seeds, run_seeds
+from .study_file import StudyRequest, read_fields
 from .trials import Planned, check_buildable, check_stored
 
 

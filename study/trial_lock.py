@@ -1,29 +1,33 @@
-"""Claims of trials by processes: a lock file beside a trial's folder names its process, and stale ones are found.
-
-Processes that take trials of one study may be on one machine or on several that share a file system. The owner touches
-its lock while it lives. A lock is stale if its process is gone, which its own host can see; if it belongs to an earlier
-start of the same SLURM job, which ended before the job was queued again; or, seen from another host, if it was not
-touched for `STALE_SECONDS`. Several nodes of one job, at one start, count as different hosts.
-"""
+"""Trials shared among processes: the lock that one of them holds, and the starts that failed."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 from filelock import FileLock
 
-from ...errors import RunError
-from ...files import make_folder, read_json, write_json
-from ..trials import Trial
+from ..errors import RunError
+from ..files import make_folder, parse_json, read_json, read_text, write_json, write_text
+from ..schema import SchemaError, checked
+from .trials import Trial
+
+# ---------------------------------------------------------------- claims of trials by processes
+# A lock file beside a trial's folder names its process, and stale ones are found.
+#
+# Processes that take trials of one study may be on one machine or on several that share a file system. The owner
+# touches its lock while it lives. A lock is stale if its process is gone, which its own host can see; if it belongs
+# to an earlier start of the same SLURM job, which ended before the job was queued again; or, seen from another host,
+# if it was not touched for `STALE_SECONDS`. Several nodes of one job, at one start, count as different hosts.
 
 #: Time, in seconds, that the owner of a lock on another host may be silent.
 STALE_SECONDS = 300.0
@@ -180,3 +184,67 @@ def owner_of(trial: Trial) -> Owner | None:
     lock = lock_of(trial)
     owner = _read(lock)
     return None if owner is None or is_stale(lock, owner) else owner
+
+
+# ---------------------------------------------------------------- tries
+# Failed starts of a trial, kept beside its folder and reported in the table, for any process that made them.
+
+#: Exit status of a wrong request, which another try would not mend.
+WRONG_REQUEST = 2
+
+
+class Failed(NamedTuple):
+    """A start of a trial that did not reach its last step."""
+
+    status: int
+    """Exit status of its process; below 0, the signal that killed it."""
+    reason: str
+    """The last line of its output."""
+
+
+class _Line(TypedDict):
+    """A line of the file."""
+
+    status: int
+    reason: str
+
+
+def tries_file(trial: Trial) -> Path:
+    """Return the file of a trial's failed starts: a line of JSON for each, beside its folder."""
+    return trial.run.path.with_suffix(".failed.jsonl")
+
+
+def add_failure(trial: Trial, failed: Failed) -> None:
+    """Record a failed start; the caller has claimed the trial."""
+    failures = [*failures_of(trial), failed]
+    write_text(tries_file(trial), "".join(json.dumps(one._asdict()) + "\n" for one in failures))
+
+
+def failures_of(trial: Trial) -> list[Failed]:
+    """Read a trial's failed starts, the oldest first.
+
+    Raises:
+        RunError: the file is damaged; the message names file and line.
+    """
+    file, found = tries_file(trial), []
+    if not file.exists():
+        return []
+    for number, line in enumerate(read_text(file).rstrip("\n").split("\n"), start=1):
+        try:
+            found.append(Failed(**checked(parse_json(line), _Line)))
+        except (SchemaError, ValueError) as error:
+            raise RunError(f"{file}: line {number} is damaged ({error}); delete the line") from None
+    return found
+
+
+def told(trials: Sequence[Trial]) -> str:
+    """List in a sentence, for tables and pages, the runs that failed, how often and with which outcome; "" if
+    none did.
+    """
+    parts = []
+    for trial in {trial.label: trial for trial in trials}.values():
+        if failed := failures_of(trial):
+            times = "once" if len(failed) == 1 else f"{len(failed)} times"
+            end = "then finished" if trial.finished else "not finished"
+            parts.append(f"{trial.label} {times}, {end} (last: {failed[-1].reason})")
+    return f"Failed starts: {'; '.join(parts)}." if parts else ""
