@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from ..errors import UsageError
-from ..findings.intervened import intervention_in_words, intervention_sentence
+from ..findings.interventions import intervention_in_words, intervention_sentence
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.intervention_kinds import Around, Fill, Intervention, KindName
 from ..measure.interventions import Intervened

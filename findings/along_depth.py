@@ -10,8 +10,7 @@ import numpy as np
 
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
-from .verdict import Group, array_of
-from .wording import enumerated
+from .verdict import Group, array_of, enumerated
 
 #: Stretches of blocks that a sentence lists; for more it gives the number of blocks and the two ends.
 _LISTED = 4

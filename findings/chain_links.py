@@ -10,12 +10,22 @@ import numpy as np
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
 from .along_depth import Profile, in_block
+from .attention_sink import ON_PROBE, Sink, SinkReading, chain_group, leading_group
 from .history import RunHistory
 from .massive_channel import Writer, dominance_by_block, massive_pairs, rises
-from .sink_chain import ON_PROBE, Sink, SinkReading, chain_group, leading_group
 from .thresholds import threshold
-from .verdict import Group, Tone, Verdict, array_of, is_measured, over_training, over_training_beside_level, scalar
-from .wording import enumerated, in_prose
+from .verdict import (
+    Group,
+    Tone,
+    Verdict,
+    array_of,
+    enumerated,
+    in_prose,
+    is_measured,
+    over_training,
+    over_training_beside_level,
+    scalar,
+)
 
 #: Variance below which position 0 has none: every sequence begins with the same token.
 _NO_VARIANCE = 1e-9

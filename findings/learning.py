@@ -7,8 +7,7 @@ from math import isfinite, isnan, nan
 from ..files import finite_or_nan
 from .history import RunHistory
 from .thresholds import threshold
-from .verdict import Tone, Verdict
-from .wording import in_prose
+from .verdict import Tone, Verdict, in_prose
 
 
 def what_is_missing(history: RunHistory) -> Verdict | None:

@@ -10,8 +10,7 @@ from ..measure.records import Snapshot
 from ..metrics.between.weight_kinship import LEAST_COSINE
 from .history import RunHistory
 from .thresholds import threshold
-from .verdict import Tone, Verdict, at_step, is_measured, over_training, scalar
-from .wording import in_prose, p_in_prose
+from .verdict import Tone, Verdict, at_step, in_prose, is_measured, over_training, p_in_prose, scalar
 
 
 def birth_bias(history: RunHistory) -> Verdict | None:

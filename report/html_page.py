@@ -15,9 +15,9 @@ import jinja2
 from filelock import FileLock
 
 from ..files import remove_leftovers, write_text
+from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group
 from ..findings.chain_links import LINKS_BY_BLOCK, peak_of
-from ..findings.sink_chain import ON_PROBE, SinkReading, chain_group
-from ..findings.terms import explained
+from ..findings.glossary import explained
 from ..findings.verdict import Group, scalar
 from ..measure.records import RunDir, Snapshot
 from ..metrics.quantities import MEASURED, SECTIONS

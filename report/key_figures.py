@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group
 from ..findings.chain_links import peak_of
+from ..findings.history import BIRTH, Start
 from ..findings.massive_channel import dominance_by_block
-from ..findings.sink_chain import ON_PROBE, SinkReading, chain_group
-from ..findings.start import BIRTH, Start
 from ..findings.verdict import scalar
 from ..measure.records import Snapshot
 from ..metrics.quantities import LOGGED, MEASURED

@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ..findings.start import Start
+from ..findings.history import Start
 from ..measure.between.all_pairs import Compared
 from ..measure.records import RunDir, Snapshot
 from .html_page import render

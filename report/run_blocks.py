@@ -9,8 +9,8 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from ..findings.compared_runs import Comparison, Difference, paired_differences
-from ..findings.nothing_here import nothing_here
-from ..findings.start import Start, start_of_all
+from ..findings.history import Start, start_of_all
+from ..findings.inactive_sections import nothing_here
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, Table
 from .charts.run_panels import panels_of_runs
 from .charts.specs import ChartPanel, CurvePanel, PageRun, RankingPanel

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..files import strict
 from ..findings.compared_runs import compare_configs
-from ..findings.start import start_of_all
+from ..findings.history import start_of_all
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED
 from ..metrics.quantity import Quantity

@@ -9,7 +9,7 @@ from os.path import commonprefix
 from typing import Any
 
 from ..files import finite_or_nan as finite_or_nan
-from ..findings.start import Start
+from ..findings.history import Start
 
 MISSING = "–"
 """The mark in place of a missing number."""

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from ..findings.attention_sink import position_or_token, sink
 from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, rank
 from ..findings.learning import loss, what_is_missing
-from ..findings.position_or_token import position_or_token
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
-from ..findings.sink_chain import sink
-from ..findings.verdict import Tone, Verdict
-from ..findings.wording import in_ascii
+from ..findings.verdict import Tone, Verdict, in_ascii
 from .run_history import RunHistory
 
 __all__ = ["QUESTIONS", "Tone", "Verdict", "printed", "snapshot_verdicts", "verdicts"]

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from ...files import write_text
-from ...findings.terms import TERMS
+from ...findings.glossary import TERMS
 from ...findings.thresholds import THRESHOLDS
-from ...findings.wording import in_prose
+from ...findings.verdict import in_prose
 from ...metrics.quantities import LOGGED, MEASURED, SECTIONS
 from ...metrics.quantity import Quantity
 from .generated_tables import Tables, markdown_rows, regenerated

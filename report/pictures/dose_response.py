@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...files import write_text
-from ...findings.intervened import dose_in_words, intervention_in_words
+from ...findings.interventions import dose_in_words, intervention_in_words
 from ...measure.interventions import Intervened
 from ..csv_files import LabelledArray, to_csv
 from .axes import log_heights

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from markupsafe import Markup
 
-from ...findings.start import Start
+from ...findings.history import Start
 from ..csv_files import LabelledArray, to_csv
 from ..pictures.later import Later
 from ..pictures.saving import to_svg

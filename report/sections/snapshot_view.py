@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...findings.start import BIRTH, Start
+from ...findings.history import BIRTH, Start
 from ...measure.records import Snapshot
 from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray

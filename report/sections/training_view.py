@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...findings.start import Start, start_of_all
+from ...findings.history import Start, start_of_all
 from ...metrics.quantities import LOGGED
 from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray

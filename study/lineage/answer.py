@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ...files import csv_text, write_text
 from ...findings.thresholds import threshold
-from ...findings.wording import in_ascii, in_prose, p_in_prose
+from ...findings.verdict import in_ascii, in_prose, p_in_prose
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from birthmark.findings.along_depth import Profile, blocks_in_words, stretches
-from birthmark.findings.history import RunHistory
+from birthmark.findings.history import BIRTH, PRETRAINED, RunHistory
 from birthmark.findings.massive_channel import massive_pairs, rises
-from birthmark.findings.start import BIRTH, PRETRAINED
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.block_table import print_snapshot
 from birthmark.report.key_figures import of_snapshot

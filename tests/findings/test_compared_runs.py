@@ -8,7 +8,7 @@ from scipy import stats
 from birthmark.errors import UsageError
 from birthmark.findings.compared_runs import Comparison, compare_configs, paired_differences
 from birthmark.findings.history import RunHistory
-from birthmark.findings.nothing_here import nothing_here
+from birthmark.findings.inactive_sections import nothing_here
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.run_blocks import _paired, page_runs
 

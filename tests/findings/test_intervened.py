@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from birthmark.findings.intervened import intervention_in_words, intervention_sentence, strongest_pass
+from birthmark.findings.interventions import intervention_in_words, intervention_sentence, strongest_pass
 from birthmark.measure.intervention_kinds import Intervention
 from birthmark.measure.interventions import Intervened, PassFigures
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from birthmark.findings.history import RunHistory
-from birthmark.findings.nothing_here import nothing_here
+from birthmark.findings.inactive_sections import nothing_here
 from birthmark.findings.thresholds import THRESHOLDS
-from birthmark.findings.wording import in_ascii, p_in_prose
+from birthmark.findings.verdict import in_ascii, p_in_prose
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.verdicts import verdicts
 

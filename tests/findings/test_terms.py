@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birthmark.findings.terms import TERMS, explained
+from birthmark.findings.glossary import TERMS, explained
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import transformers
 import birthmark as bm
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
-from birthmark.findings.intervened import intervention_sentence
+from birthmark.findings.interventions import intervention_sentence
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.intervention_kinds import KINDS, Intervention
 from birthmark.measure.interventions import intervene

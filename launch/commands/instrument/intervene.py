@@ -94,7 +94,7 @@ def run(options: Namespace) -> int:
     """Intervene on one model."""
     from rich.console import Console
 
-    from ....findings.intervened import intervention_sentence
+    from ....findings.interventions import intervention_sentence
     from ....report.pictures.dose_response import write_picture
     from ....report.terminal import bar, picture_path, print_json, print_written
     from ....trainer.by_name.intervention_probe import check_probe_name, intervene_on
@@ -197,8 +197,8 @@ def _as_json(found: Intervened, about: dict[str, Any]) -> dict[str, Any]:
 
 def _print(found: Intervened, model: str, probe: str, console: Console) -> None:
     """Print a sentence, a row for every dose, and a row for every block at the strongest one; all fit 80 columns."""
-    from ....findings.intervened import dose_in_words, intervention_in_words, intervention_sentence, strongest_pass
-    from ....findings.wording import in_ascii
+    from ....findings.interventions import dose_in_words, intervention_in_words, intervention_sentence, strongest_pass
+    from ....findings.verdict import in_ascii
 
     def say(text: str) -> None:
         console.print(in_ascii(text) if console.options.ascii_only else text, highlight=False, markup=False)
@@ -232,7 +232,7 @@ def _mean(x: np.ndarray) -> float:
 
 
 def _by_dose(found: Intervened) -> Table:
-    from ....findings.intervened import dose_in_words
+    from ....findings.interventions import dose_in_words
     from ....report.text import format_value
 
     table, has_loss = _table(), found.loss(0) is not None

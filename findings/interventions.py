@@ -8,7 +8,7 @@ from ..measure.intervention_kinds import Ablation, Intervention
 from ..measure.interventions import Intervened
 from ..models.observe import in_ranges
 from .thresholds import threshold
-from .wording import in_prose
+from .verdict import in_prose
 
 #: A share of key 0's attention from which another key gets as much.
 _AS_MUCH = 0.8

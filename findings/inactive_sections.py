@@ -11,11 +11,10 @@ from ..files import finite_or_nan
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
 from .along_depth import Profile
+from .attention_sink import SinkReading
 from .history import RunHistory
 from .massive_channel import dominance_by_block
-from .sink_chain import SinkReading
-from .verdict import Group
-from .wording import in_prose
+from .verdict import Group, in_prose
 
 
 def nothing_here(runs: Sequence[RunHistory], section: str) -> str:
