@@ -98,10 +98,13 @@ REACH: Mapping[str, Reach] = {
 
 
 def reach() -> str:
-    """List what each command writes, starts, connects to and imports."""
+    """List what commands write, start, connect to and import: a row for those that do the same."""
+    alike: dict[Reach, list[str]] = {}
+    for name, one in REACH.items():
+        alike.setdefault(one, []).append(f"`{name}`")
     rows = (
-        [f"`{name}`", _listed(one.writes), _listed(one.starts), one.network or "–", one.code or "–"]
-        for name, one in REACH.items()
+        [", ".join(names), _listed(one.writes), _listed(one.starts), one.network or "–", one.code or "–"]
+        for one, names in alike.items()
     )
     return markdown_rows(["command", "writes to", "starts", "connects to", "runs code of"], rows)
 
