@@ -268,6 +268,11 @@ class DataConfig:
         defaults = {name: getattr(DataConfig, name) for name in _OF_CORPORA}
         return replace(self, path=path, sources=[], schedule=[], **defaults)
 
+    @property
+    def reads_text(self) -> bool:
+        """True if the corpus is text, or tokens of text; ``backcopy`` is neither."""
+        return self.path != "backcopy"
+
     def problems(self) -> list[str]:
         """List all faults of this config that show without reading a corpus; one line each."""
         found = self._source_problems() if self.sources else self._path_problems()

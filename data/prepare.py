@@ -91,12 +91,12 @@ class PreparedData:
         order = self.train.order if isinstance(self.train, Mixture | StreamSource) else None
         return None if order is None or order.names == [""] else order
 
-    def text_probe(self, n_sequences: int, seq_len: int) -> np.ndarray:
+    def text_probe(self, n_sequences: int, seq_len: int, fewest: int | None = None) -> np.ndarray:
         """Return validation text to measure on, int64 ``[n_sequences, seq_len]``; see
         `birthmark.data.probes.text_probe`.
         """
         n_before = int(any(layout.bos == "sequence" for layout in self.layouts.values()))
-        return text_probe(self.val, n_sequences, seq_len, n_before=n_before)
+        return text_probe(self.val, n_sequences, seq_len, n_before=n_before, fewest=fewest)
 
     def tokens_by_source(self, n_tokens: int) -> dict[str, int]:
         """Count the tokens of each of ``data.sources`` among the first ``n_tokens``, which are whole samples."""

@@ -83,7 +83,9 @@ def bos_controls(tokenizer: TextTokenizer, random_NT: np.ndarray, text_NT: np.nd
     return found
 
 
-def text_probe(val: BatchSource, n_sequences: int, seq_len: int, *, n_before: int = 0) -> np.ndarray:
+def text_probe(
+    val: BatchSource, n_sequences: int, seq_len: int, *, n_before: int = 0, fewest: int | None = None
+) -> np.ndarray:
     """Take the beginnings of the first ``n_sequences`` validation samples, each once; int64 ``[N, T]``.
 
     If samples are padded, the text of the next one replaces the padding, and the next sequence begins with the sample
@@ -94,6 +96,7 @@ def text_probe(val: BatchSource, n_sequences: int, seq_len: int, *, n_before: in
         n_sequences: N.
         seq_len: T.
         n_before: tokens before the text of every sample, such as BOS.
+        fewest: smallest number of sequences that is enough where there are fewer than N; by default N.
 
     Raises:
         UsageError: the validation text has fewer samples, or shorter ones. A sample shown twice would count as
@@ -114,6 +117,8 @@ def text_probe(val: BatchSource, n_sequences: int, seq_len: int, *, n_before: in
             found.append(row)
         if len(found) == n_sequences:
             return np.stack(found)
+    if fewest is not None and len(found) >= fewest:
+        return np.stack(found)
     what, mend = ("fills", " or shorter ones") if is_padded else ("holds", "")
     raise UsageError(
         f"text probe: {n_sequences} sequences, but the validation text of data.path {what} {len(found)} of {seq_len} "

@@ -12,6 +12,9 @@ from ..schema import SEEDS, outside
 Probe = Literal["random", "text"]
 OnError = Literal["skip", "raise"]
 
+#: Sequences of held-out text that a run measures by default: the sinks of text, for an eighth of what random tokens
+#: cost.
+TEXT_SEQUENCES = 32
 #: Sequences of one forward pass where nothing else is asked for; on a CPU, whose caches hold little, the best.
 BATCH_SIZE = 64
 #: Births of other seeds as a control: no more are needed, and each costs a pass.
@@ -61,9 +64,10 @@ class SnapshotConfig:
     enabled: bool = True
     """Take snapshots."""
 
-    probes: list[Probe] = field(default_factory=lambda: ["random"])
+    probes: list[Probe] | None = None
     """Inputs to measure on: ``random`` (uniform tokens; always there, it defines the seed direction) and ``text``
-    (held-out sequences of the corpus; its figures are logged as bias_text/…)."""
+    (held-out sequences of the corpus; its figures are logged as bias_text/…). By default random tokens, and where the
+    run reads text, 32 sequences of it or as many as there are; named here, n_sequences of each."""
 
     n_sequences: int = 256
     """Sequences in a probe."""
@@ -112,6 +116,13 @@ class SnapshotConfig:
     fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     """The lineage test."""
 
+    def sequences(self, *, reads_text: bool) -> dict[Probe, int]:
+        """Return the number of sequences of each probe, of a run that reads text or none."""
+        if self.probes is not None:
+            return dict.fromkeys(self.probes, self.n_sequences)
+        found: dict[Probe, int] = {"random": self.n_sequences}
+        return found | {"text": min(TEXT_SEQUENCES, self.n_sequences)} if reads_text else found
+
     @property
     def on_any_device(self) -> int:
         """``batch_size``, or the number that suits every device."""
@@ -158,7 +169,7 @@ class SnapshotConfig:
         ]
         if self.factor is not None and not _LEAST_FACTOR <= self.factor <= 1e6:
             found.append(f"snapshot.factor is {self.factor:g}: give at least {_LEAST_FACTOR} and at most 10⁶, or null")
-        if "random" not in self.probes:
+        if self.probes is not None and "random" not in self.probes:
             found.append("snapshot.probes lacks 'random': the seed direction is defined on it; add it")
         if not 0 < self.sink_epsilon < 1:
             found.append(f"snapshot.sink_epsilon is {self.sink_epsilon}: give a number between 0 and 1")

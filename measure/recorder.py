@@ -250,7 +250,7 @@ class SnapshotRecorder:
         problems = self.config.problems()
         problems += [
             f"snapshot.probes has {name!r}: give its token ids, probes={{{name!r}: …}}"
-            for name in self.config.probes
+            for name in self.config.probes or ()
             if name != "random" and name not in self.probes and not (name == "text" and text is not None)
         ]
         if text is not None and "text" in self.probes:

@@ -89,5 +89,5 @@ def _snapshot_seconds(planner: Planner, config: RunConfig, cluster: Cluster, tra
     speed, snapshot = cluster.speed(trainer.precision, "no"), config.snapshot
     if speed is None:
         return None
-    tokens = len(snapshot.probes) * snapshot.n_sequences * snapshot.seq_len
+    tokens = sum(snapshot.sequences(reads_text=config.data.reads_text).values()) * snapshot.seq_len
     return SNAPSHOT * tokens * planner.flops_per_token(snapshot.seq_len) / 3 / speed

@@ -23,14 +23,14 @@ RECORD = Path(__file__).with_name("digests.json")
 
 #: Runs, from the shortest path to a user's numbers: command lines of ``birthmark``, in one folder, in this order.
 COMMANDS = (
-    f"pretrain --config {ROOT}/configs/demo.yaml --run_dir runs/demo",
+    f"pretrain --config {ROOT}/configs/demo.yaml --run_dir runs/demo --snapshot.probes [random]",
     f"pretrain --config {ROOT}/configs/sinks.yaml --run_dir runs/sinks",
     f"pretrain --config {ROOT}/configs/sinks_headnorm.yaml --run_dir runs/sinks_headnorm",
     "report runs/sinks runs/sinks_headnorm --out both.html",
     f"ablate {ROOT}/configs/studies/sinks.yaml --out studies/sinks --arms plain,headnorm,exact_amplify,sigmoid"
     " --set trainer.max_steps=60 trainer.checkpoint_every=30",
     f"ablate {ROOT}/configs/studies/seedprint.yaml --out studies/seedprint --set trainer.max_steps=20"
-    " trainer.checkpoint_every=10",
+    " trainer.checkpoint_every=10 snapshot.probes=[random]",
 )
 #: Names of metrics.jsonl that say how fast the machine was.
 SPEED = {"train/tokens_per_s", "train/flops_per_s", "train/mfu", "train/data_wait", "train/peak_memory"}

@@ -378,7 +378,8 @@ def pretrain(
         strategy = set_up_strategy(running.trainer, config.optim.grad_clip, device)
         # These refusals must precede the birth: a run with a birth keeps its snapshots and its optimizer.
         reference = partial(initialize_model, config, device=device, shard=strategy.shard_reference)
-        recorder = build_recorder(config, run, data, reference)
+        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+        recorder = build_recorder(config, run, data, reference, say)
         model = initialize_model(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
         _check_optimizer(config, model)
         birth = digest(model)

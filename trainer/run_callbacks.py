@@ -25,6 +25,7 @@ from ..callbacks.training import FiniteGuard, MilestoneTimes, TrainingLog, Valid
 from ..callbacks.wandb_run import Identity, wandb_run
 from ..data.prepare import PreparedData
 from ..data.probes import random_probe
+from ..errors import UsageError
 from ..evaluation.evaluator import Evaluator
 from ..measure.ranks import from_rank_zero, rank, world_size
 from ..measure.recorder import SnapshotRecorder
@@ -40,18 +41,35 @@ from .provenance import code, environment
 from .run_folder import RunStart
 from .throughput import flops_per_token, peak_flops, peak_memory, synchronize
 
+#: Sequences of a probe without which there is no variance.
+_FEWEST = 2
 
-def _probes(config: RunConfig, data: PreparedData) -> dict[str, np.ndarray]:
-    n, length = config.snapshot.n_sequences, config.snapshot.seq_len
-    makers = {
-        "random": lambda: random_probe(config.model.vocab_size, n, length, config.snapshot.probe_seed),
-        "text": lambda: data.text_probe(n, length),
-    }
-    return {name: makers[name]() for name in config.snapshot.probes}
+
+def _probes(config: RunConfig, data: PreparedData, say: Callable[[str], object]) -> dict[str, np.ndarray]:
+    snapshot, found = config.snapshot, dict[str, np.ndarray]()
+    length = snapshot.seq_len
+    for name, n in snapshot.sequences(reads_text=config.data.reads_text).items():
+        if name == "random":
+            found[name] = random_probe(config.model.vocab_size, n, length, snapshot.probe_seed)
+        elif snapshot.probes is not None:
+            found[name] = data.text_probe(n, length)
+        else:
+            try:
+                found[name] = data.text_probe(n, length, _FEWEST)
+            except UsageError as error:
+                say(f"snapshots measure random tokens alone, not text: {error}")
+            else:
+                if (there := len(found[name])) < n:
+                    say(f"snapshots measure {there} sequences of text, not {n}: validation has no more of {length}")
+    return found
 
 
 def build_recorder(
-    config: RunConfig, run: RunDir, data: PreparedData, reference: Callable[[int], Decoder]
+    config: RunConfig,
+    run: RunDir,
+    data: PreparedData,
+    reference: Callable[[int], Decoder],
+    say: Callable[[str], object] = print,
 ) -> SnapshotRecorder | None:
     """Build the recorder of the run's snapshots, if it takes any; nothing is written yet.
 
@@ -64,7 +82,7 @@ def build_recorder(
         run.path,
         # A run of ours is there to be measured.
         replace(config.snapshot, on_error=config.snapshot.on_error or "raise"),
-        probes=_probes(config, data),
+        probes=_probes(config, data, say),
         newborn=reference,
         init_seed=config.init_seed,
         token_texts=data.token_texts,

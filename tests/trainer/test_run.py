@@ -287,6 +287,26 @@ def test_a_text_probe_that_the_corpus_cannot_give_is_refused_before_the_birth(sm
     assert run(small_corpus(short | {"snapshot.n_sequences": 2}), tmp_path / "run").checkpoint(1).is_dir()
 
 
+def test_text_is_measured_by_default_where_a_run_reads_text(small_corpus, tiny, tmp_path):
+    def lines(config, name):
+        console = Console(file=io.StringIO(), width=300)
+        pretrain(config, run_dir := RunDir(tmp_path / name), console=console)
+        return run_dir.snapshots()[-1].summary, console.file.getvalue()
+
+    one_step = {"trainer.max_steps": 1, "trainer.checkpoint_every": 1}
+    summary, said = lines(small_corpus(one_step | {"snapshot.n_sequences": 4}), "few")
+    assert summary["probe_text"] == {"kind": "text", "n_sequences": 4, "seq_len": summary["probe"]["seq_len"]}
+    assert "sequences of text" not in said
+    # 32 at most, and those that validation has: said in a line.
+    summary, said = lines(small_corpus(one_step | {"snapshot.n_sequences": 4096, "data.val_fraction": 0.05}), "many")
+    there = summary["probe_text"]["n_sequences"]
+    assert 2 <= there < 32
+    assert f"snapshots measure {there} sequences of text, not 32" in said
+    # The backcopy task is no text; what is named is measured, and nothing else.
+    assert "bias_text" not in lines(tiny(one_step), "backcopy")[0]
+    assert "bias_text" not in lines(small_corpus(one_step | {"snapshot.probes": ["random"]}), "named")[0]
+
+
 def test_bf16_trains_near_fp32_with_float32_weights(tiny, tmp_path):
     fp32, bf16 = (run(tiny({"trainer.precision": p}), tmp_path / p) for p in ("fp32", "bf16"))
     a, b = logged(fp32, "train/loss"), logged(bf16, "train/loss")

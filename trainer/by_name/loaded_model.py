@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -18,7 +18,7 @@ from ...data.probes import bos_controls, passage_probe, random_probe, text_ids
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
 from ...measure.backward.gradients import measure_gradients, with_gradients
-from ...measure.config import SnapshotConfig
+from ...measure.config import TEXT_SEQUENCES, SnapshotConfig
 from ...measure.foreign import ForeignModel
 from ...measure.measurement import BirthReference, Measurement, birth_reference, measure
 from ...measure.recorder import add_probe, snapshot_of
@@ -27,6 +27,7 @@ from ...measure.user_metrics import MetricLike
 from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.decoder import Decoder
 from ...models.exchange.gguf_model import kinds_of
+from ..config_file import read_config
 from .model_names import open_source_with_birth, their_folder_of
 from .own_text import data_of_run
 
@@ -136,13 +137,16 @@ class TextProbe(NamedTuple):
     """The number of each token's document in its sequence; None where a sequence is of one."""
 
 
-def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] | None) -> TextProbe:
+def text_for(
+    loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] | None, fewest: int | None = None
+) -> TextProbe:
     """Build a text probe for a model, read by its own tokenizer.
 
     Args:
         loaded: the model.
         settings: the probe's size.
         path: files or folders of text, as in ``data.path``; None: the validation text of its own run.
+        fewest: sequences of that text that are enough; by default all that are asked for.
 
     Raises:
         UsageError: the model has no tokenizer, there is too little text, or the model belongs to no run and no text is
@@ -158,10 +162,24 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
     if loaded.run is None:
         raise UsageError(f"{loaded.name}: is no run with validation text of its own; give text, --data PATH")
     data = data_of_run(loaded.name, loaded.run)
-    tokens_NT = data.text_probe(n, length)
+    tokens_NT = data.text_probe(n, length, fewest)
     if data.borders is None:
         return TextProbe(tokens_NT)
     return TextProbe(tokens_NT, data.borders.documents(torch.from_numpy(tokens_NT)).numpy())
+
+
+def text_of_run(loaded: LoadedModel, settings: SnapshotConfig, tell: Callable[[str], object]) -> TextProbe | None:
+    """Build the text probe that a snapshot of a run has by default; None if it reads no text, or if its text cannot be
+    had, with a line to ``tell``.
+    """
+    if loaded.run is None or not read_config(RunDir(loaded.run).config).data.reads_text:
+        return None
+    n = min(TEXT_SEQUENCES, settings.n_sequences)
+    try:
+        return text_for(loaded, replace(settings, n_sequences=n), None, fewest=2)
+    except UsageError as error:
+        tell(f"random tokens alone, not text: {error}")
+        return None
 
 
 def is_own_birth(loaded: LoadedModel) -> bool:

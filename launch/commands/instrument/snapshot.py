@@ -43,7 +43,8 @@ def add_options(parser: Parser) -> None:
         help="Of a run, the checkpoint after N steps; of a model of transformers, the steps to put in its snapshot.",
     )
     add_probe_kind(
-        parser, "text: on passages of text too, where sinks are often larger; by default text where --data is given."
+        parser,
+        "text: on passages of text too, where sinks are often larger; by default a run's own text, or that of --data.",
     )
     add_data(parser, "the run's own validation text")
     add_probe(parser, SnapshotConfig.n_sequences, None)
@@ -93,7 +94,7 @@ def run(options: Namespace) -> int:
     from ....models.by_block.decoder_by_block import Streaming
     from ....report.block_table import figures, print_snapshot
     from ....report.terminal import bar, print_json
-    from ....trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for
+    from ....trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for, text_of_run
     from ....trainer.by_name.model_by_block import open_by_block
     from ....trainer.devices import device
 
@@ -124,6 +125,8 @@ def run(options: Namespace) -> int:
     if options.probe == "text" or options.data is not None:
         with data_named(options):
             text = text_for(loaded, settings, options.data)
+    elif options.probe is None:
+        text = text_of_run(loaded, settings, tell)
     if not options.stream:
         loaded.model.to(device())
     found = measure_loaded(
