@@ -10,7 +10,8 @@ from ..trainer.strategies.table import STRATEGIES
 from .cluster import Cluster
 from .planner import Planner
 
-#: Bytes per second from a GPU to its machine's memory: about what PCIe 4.0 × 16 gives pinned memory (its peak is 32e9).
+#: Bytes per second from a GPU to its machine's memory: about the speed of PCIe 4.0 × 16 with pinned memory (its peak is
+#: 32e9).
 COPY = 25e9
 #: A snapshot over the forward pass of its probe: benchmarks/results/snapshot_cost.md, at 134M parameters.
 SNAPSHOT = 1.16
@@ -59,7 +60,7 @@ def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
     weights_part = whole / in_shards if strategy.shards_weights else whole
     moments_part = moments / in_shards if strategy.shards_optimizer else moments
     part = weights_part + moments_part
-    # The first machine has the process that writes what is not sharded, and as many others as write shards.
+    # The first machine has the process that writes unsharded parts, and as many others as write shards.
     writers = min(cluster.per_node, in_shards)
     on_machine = sum(
         bytes_part * (writers if sharded else 1)

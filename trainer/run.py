@@ -305,7 +305,7 @@ def _write_report(run: RunDir) -> Path | None:
     """Write the run's page; None if the library that draws it is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
-    # At the run's end: a run that starts need not load what draws.
+    # Imported at the run's end: a run need not load the code of pictures when it starts.
     from ..report.run_page import build_report
 
     build_report([run], run.report)

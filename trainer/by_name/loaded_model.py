@@ -271,7 +271,7 @@ def measure_loaded(
     if tokenizer is not None and (has_controls(loaded) if controls is None else controls):
         text_NT = None if text is None else text.tokens_NT
         by_probe |= {name: TextProbe(probe) for name, probe in bos_controls(tokenizer, probe_NT, text_NT).items()}
-    # One pass through the blocks is enough where the model itself is what it is compared with.
+    # One pass through the blocks is enough if the model is compared with itself.
     own_birth = is_own_birth(loaded)
     n_births = (loaded.newborn is not None and not own_birth) + n_strangers
     passes = ["random"] * n_births + [*by_probe]
