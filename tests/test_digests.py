@@ -35,7 +35,10 @@ COMMANDS = (
 #: Names of metrics.jsonl that say how fast the machine was.
 SPEED = {"train/tokens_per_s", "train/flops_per_s", "train/mfu", "train/data_wait", "train/peak_memory"}
 #: Names that came after the digests were recorded.
-NEWER = {"train/skipped_steps", "train/loss_spikes", "train/grad_norm_spikes"}
+NEWER = {
+    *("train/skipped_steps", "train/loss_spikes", "train/grad_norm_spikes"),
+    *("seedprint/weights", "seedprint/weights_stranger"),
+}
 
 
 #: What depends on the installed packages, by the beginning of its name, and where the record says which they were.
