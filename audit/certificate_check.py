@@ -11,7 +11,7 @@ import torch
 
 from ..errors import UsageError
 from ..files import content_digest, strict, user_path
-from ..metrics.between.weight_kinship import Kinship, kinship
+from ..metrics.weight_kinship import Kinship, kinship
 from ..models.birth import certificate_of
 from ..models.by_block.block_weights import BlockWeights
 from ..models.config import ModelConfig

@@ -12,7 +12,7 @@ from itertools import combinations
 import numpy as np
 import torch
 
-from ..metrics.between.weight_kinship import mean_distances, squared_distances
+from ..metrics.weight_kinship import mean_distances, squared_distances
 from .checkpoint import Same, in_few_words
 from .training_order import Place, chains, steps_of_chains
 

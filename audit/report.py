@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..files import csv_text, strict, write_text
-from ..metrics.between.weight_kinship import FEWEST_TENSORS, LEAST_COSINE
+from ..metrics.weight_kinship import FEWEST_TENSORS, LEAST_COSINE
 from ..report.charts.chart_page import Block, Fold, Panels, Prose, Table, render_page
 from ..report.charts.specs import CurvePanel, MatrixPanel, PageRun, Series
 from ..report.csv_files import check_data_folder, data_folder, write_csv_files

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..metrics.between.weight_kinship import Steps, steps_of
+from ..metrics.weight_kinship import Steps, steps_of
 
 # ---------------------------------------------------------------- places
 # The place of a checkpoint in training, as its name says it: stage, ingredient and step.

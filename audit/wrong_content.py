@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..metrics.between.weight_kinship import SHORTER, Steps, length_ratio, mean_distances, squared_distances
+from ..metrics.weight_kinship import SHORTER, Steps, length_ratio, mean_distances, squared_distances
 from .checkpoint import Judged, Member, Same, in_few_words, listed, weights_of
 from .training_order import Place, at_step, chains, steps_of_chains
 from .weight_samples import exact_difference

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from ..metrics.between.weight_kinship import (
+from ..metrics.weight_kinship import (
     SHORTER,
     Steps,
     is_shorter,

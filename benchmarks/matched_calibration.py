@@ -29,8 +29,7 @@ from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.matched.stream_reading import MOST_HEADS, MOST_TOKENS, MOST_UNITS, stream_weights
 from birthmark.measure.standard_error import share_interval
-from birthmark.metrics.matched.stream_weights import StreamWeights
-from birthmark.metrics.matched.unit_pairings import compare_weights
+from birthmark.metrics.matched_weights import StreamWeights, compare_weights
 from birthmark.metrics.seedprint import Fingerprint, HiddenStates, compare
 from birthmark.models.birth import born
 from birthmark.models.changes.change import Change, ModelWeights, decoder_of, weights_of

@@ -37,7 +37,6 @@ from rich.table import Table
 
 from birthmark.data.probes import random_probe
 from birthmark.measure.measurement import BirthReference, evaluation_mode, measure
-from birthmark.metrics.quantities import METRICS
 from birthmark.metrics.sinks import KeySummer
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
@@ -88,18 +87,22 @@ def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[
     return dict(zip(PASSES, (forward, snapshot), strict=True))
 
 
-#: Classes outside a part's folder that do its work, with the methods.
+#: The metrics of a part.
+METRICS_OF = {
+    "anatomy": ("heads:KeyValueNorms", "heads:HeadEntropy", "heads:SequenceSinks"),
+    "outliers": ("activation_outliers:ActivationOutliers",),
+}
+#: Methods that do a part's work beside those of its metrics.
 ELSEWHERE = {"anatomy": [(KeySummer, "read_scores"), (KeySummer, "_add_entropy")], "outliers": []}
 
 
 def methods_of(part: str) -> list[tuple[type, str]]:
     """List the classes and methods that do the work of one part only."""
     found = list(ELSEWHERE[part])
-    for key in METRICS:
+    for key in METRICS_OF[part]:
         module, _, name = key.partition(":")
-        if module.partition(".")[0] == part:
-            metric = getattr(importlib.import_module(f"birthmark.metrics.{module}"), name)
-            found += [(metric, "update"), (metric, "compute")]
+        metric = getattr(importlib.import_module(f"birthmark.metrics.{module}"), name)
+        found += [(metric, "update"), (metric, "compute")]
     return found
 
 

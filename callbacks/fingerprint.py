@@ -9,8 +9,8 @@ from torch import nn
 
 from ..measure.config import FingerprintConfig
 from ..measure.hidden_states import FingerprintProbe, hidden_states
-from ..metrics.between.weight_kinship import Values, kinship
 from ..metrics.seedprint import Fingerprint, HiddenStates, compare
+from ..metrics.weight_kinship import Values, kinship
 from ..models.decoder import Decoder
 from ..models.tensor_shards import full_tensor
 from .milestones import MilestoneCallback, log_metrics, never

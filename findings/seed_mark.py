@@ -7,7 +7,7 @@ from math import isfinite, isnan, nan, sqrt
 
 from ..files import finite_or_nan, one_line
 from ..measure.records import Snapshot
-from ..metrics.between.weight_kinship import LEAST_COSINE
+from ..metrics.weight_kinship import LEAST_COSINE
 from .history import RunHistory
 from .thresholds import threshold
 from .verdict import Tone, Verdict, at_step, in_prose, is_measured, over_training, p_in_prose, scalar

@@ -15,10 +15,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from ..errors import RunError
-from ..metrics.alignment import SeedAlignment
-from ..metrics.preference import TokenPreference
+from ..metrics.directions import SeedAlignment
+from ..metrics.preference import Ranked, TokenPreference
 from ..metrics.quantity import Quantity, Sizes
-from ..metrics.rankings import Ranked
 from ..metrics.sinks import KeySums, key_sums
 from ..models.adapters.adapter_config import AdapterConfig
 from ..models.adapters.attach import adapter_of

@@ -16,17 +16,24 @@ import numpy as np
 from torch import Tensor
 
 from .. import metrics as _metrics
-from ..metrics.contraction import Contraction
-from ..metrics.document_sinks import DocumentSinks
+from ..metrics.directions import Contraction
 from ..metrics.neurons import SuperNeurons, UnitWeights, no_weights, super_neurons, unit_weights
-from ..metrics.preference import coverage, kl_to_uniform, normalised_entropy, preference_ratio
+from ..metrics.preference import (
+    Ranked,
+    coverage,
+    kendall_tau,
+    kl_to_uniform,
+    normalised_entropy,
+    preference_ratio,
+    rank_biased_overlap,
+    spearman,
+    top_overlap,
+)
 from ..metrics.qk_lock import QKLock
 from ..metrics.quantities import METRICS
 from ..metrics.quantity import SCALARS
-from ..metrics.rank_of_places import RankOfPlaces
-from ..metrics.rankings import Ranked, kendall_tau, rank_biased_overlap, spearman, top_overlap
-from ..metrics.sinks import AttentionSinks
-from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations, RankResult
+from ..metrics.sinks import AttentionSinks, DocumentSinks
+from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations, RankOfPlaces, RankResult
 from ..metrics.variance import EffectiveTokens, PositionalVariance
 from ..models.observe import Site
 from .observed import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting, mlp_maps

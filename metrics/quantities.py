@@ -12,15 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .declarations.of_adapters import PREFIX_MASS
-from .declarations.of_anatomy import HEAD_ENTROPY, KEY_VALUE_NORMS, SEQUENCE_SINKS
-from .declarations.of_chain import AGGREGATION, LOCK, NEURONS, STATES
-from .declarations.of_experts import EXPERT_UNITS, EXPERTS
-from .declarations.of_gradients import GRADIENTS
-from .declarations.of_mark import AT_BIRTH, COMPARED_WITH_BIRTH, CONTRACTION, PREFERENCE
-from .declarations.of_outliers import ACTIVATION_OUTLIERS
-from .declarations.of_sinks import DOCUMENT_SINKS, SINKS
-from .declarations.of_training import LOGGED
+from .declarations.outliers_and_gradients import ACTIVATION_OUTLIERS, GRADIENTS
+from .declarations.seed_mark import AT_BIRTH, COMPARED_WITH_BIRTH, CONTRACTION, PREFERENCE
+from .declarations.sink_causes import AGGREGATION, EXPERT_UNITS, EXPERTS, LOCK, NEURONS, STATES
+from .declarations.sinks import DOCUMENT_SINKS, HEAD_ENTROPY, KEY_VALUE_NORMS, PREFIX_MASS, SEQUENCE_SINKS, SINKS
+from .declarations.training_log import LOGGED
 from .quantity import Column, Quantity
 
 __all__ = ["LOGGED", "MEASURED", "METRICS", "SECTIONS", "Link", "by_block", "over_training", "quantities_of"]
@@ -59,15 +55,15 @@ METRICS: Mapping[str, tuple[Quantity, ...]] = {
     "document_sinks": DOCUMENT_SINKS,
     "aggregation": AGGREGATION,
     "neurons": NEURONS,
-    "expert_shares:ExpertShares": EXPERTS,
-    "experts.unit_counts:ExpertUnits": EXPERT_UNITS,
+    "experts:ExpertShares": EXPERTS,
+    "experts:ExpertUnits": EXPERT_UNITS,
     "states": STATES,
     "lock": LOCK,
-    "anatomy.key_value_norms:KeyValueNorms": KEY_VALUE_NORMS,
-    "anatomy.head_entropy:HeadEntropy": HEAD_ENTROPY,
-    "anatomy.sequence_sinks:SequenceSinks": SEQUENCE_SINKS,
-    "outliers.activation_outliers:ActivationOutliers": ACTIVATION_OUTLIERS,
-    "adapters.prefix_mass:PrefixMass": PREFIX_MASS,
+    "heads:KeyValueNorms": KEY_VALUE_NORMS,
+    "heads:HeadEntropy": HEAD_ENTROPY,
+    "heads:SequenceSinks": SEQUENCE_SINKS,
+    "activation_outliers:ActivationOutliers": ACTIVATION_OUTLIERS,
+    "heads:PrefixMass": PREFIX_MASS,
 }
 """Quantities of each metric. The order is that of ``summary.json``."""
 

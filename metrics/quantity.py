@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -344,3 +345,14 @@ class Quantity:
         if problems:
             raise ValueError("; ".join(problems))
         return found
+
+
+# ---------------------------------------------------------------- unlisted
+# A quantity that appears in no table unless it asks to, and the conditions that declarations name for a quantity.
+
+unlisted = partial(Quantity, over_training=None, by_block=None)
+"""A quantity that stands in no table."""
+
+BIRTH_KNOWN = "the model's birth is known"
+STRANGERS_MEASURED = "births of other seeds are measured"
+ROWS_NOT_ONE = "rows of weights need not sum to 1"

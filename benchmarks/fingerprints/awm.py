@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from birthmark.metrics.between.cka import gram_vector
+from birthmark.metrics.two_models import gram_vector
 
 from .evidence import Block, Evidence
 from .method import Finding, Method

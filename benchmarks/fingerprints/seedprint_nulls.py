@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from birthmark.metrics.config import LineageTestConfig
-from birthmark.metrics.matched.unit_pairings import compare_weights
+from birthmark.metrics.matched_weights import compare_weights
 from birthmark.metrics.seedprint import Fingerprint
 from birthmark.metrics.seedprint import compare as fingerprint
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from birthmark.metrics.between.weight_kinship import FEWEST_TENSORS, kinship
+from birthmark.metrics.weight_kinship import FEWEST_TENSORS, kinship
 
 from .evidence import Evidence, shared_names
 from .method import Finding, Method, NoTest

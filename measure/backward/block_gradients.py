@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...metrics.backward.gradient_norms import HEAD_PLACES, GradientNorms
+from ...metrics.gradient_norms import HEAD_PLACES, GradientNorms
 from ...models.adapters.attach import adapter_of, attach
 from ...models.attention.document_mask import Documents
 from ...models.attention.positions import Placement

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import RunError
-from ...metrics.backward.gradient_norms import HEAD_PLACES, GradientNorms, GradientResult, first_over_others
-from ...metrics.declarations.of_gradients import GRADIENTS
+from ...metrics.declarations.outliers_and_gradients import GRADIENTS
+from ...metrics.gradient_norms import HEAD_PLACES, GradientNorms, GradientResult, first_over_others
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel
 from ..measurement import Batches, Measurement, evaluation_mode

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from ...errors import UsageError
-from ...metrics.backward.gradient_norms import HEAD_PLACES, GradientNorms
+from ...metrics.gradient_norms import HEAD_PLACES, GradientNorms
 from ...models.observe import Attended, Site
 from ..foreign import ForeignModel
 

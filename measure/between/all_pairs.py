@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...metrics.between.cka import cka, hsic
-from ...metrics.between.token_divergence import token_kl, token_loss
+from ...metrics.two_models import cka, hsic, token_kl, token_loss
 from ..next_tokens import first_prediction
 from ..standard_error import standard_error
 from .model_reading import ModelReading

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import RunError
 from ...files import write_failure
-from ...metrics.between.cka import gram_vector, minibatches
+from ...metrics.two_models import gram_vector, minibatches
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...models.observe import Attended, Site

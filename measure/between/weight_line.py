@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import RunError, UsageError
-from ...metrics.between.barrier import Barrier, loss_barrier
-from ...metrics.between.token_divergence import token_loss
+from ...metrics.two_models import Barrier, loss_barrier, token_loss
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel
 from ..measurement import evaluation_mode

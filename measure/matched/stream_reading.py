@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...metrics.matched.stream_weights import StreamWeights, spread_rows
+from ...metrics.matched_weights import StreamWeights, spread_rows
 from ...models.by_block.block_weights import BlockWeights, HeldWeights, chosen_rows
 from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.config import ModelConfig

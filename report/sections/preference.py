@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...metrics.rankings import places
+from ...metrics.preference import places
 from ..csv_files import LabelledArray
 from ..pictures.later import later
 from ..pictures.token_ranks import Distribution, TokenPath, draw_preference, draw_rank_paths

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...metrics.anatomy.judged_keys import n_judged_keys
+from ...metrics.heads import n_judged_keys
 from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import position_axis

@@ -19,8 +19,7 @@ from ...measure.foreign import ForeignConfig, ForeignModel
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
 from ...measure.matched.stream_reading import stream_weights
 from ...metrics.config import LineageTestConfig, Null
-from ...metrics.matched.stream_weights import StreamWeights
-from ...metrics.matched.unit_pairings import compare_weights
+from ...metrics.matched_weights import StreamWeights, compare_weights
 from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates, bonferroni, compare
 from ...models.birth import born
 from ...models.by_block.decoder_by_block import DecoderByBlock

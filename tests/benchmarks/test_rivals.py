@@ -17,7 +17,7 @@ from scipy import stats
 from birthmark.data.probes import random_probe
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.hidden_states import FingerprintProbe
-from birthmark.metrics.matched.stream_weights import StreamWeights
+from birthmark.metrics.matched_weights import StreamWeights
 from birthmark.metrics.seedprint import HiddenStates
 
 RELEASED = json.loads((Path(__file__).parent / "released_code.json").read_text())

@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import torch
 
-from birthmark.metrics.additive import AdditiveMetric
-from birthmark.metrics.contraction import Contraction
+from birthmark.metrics.directions import Contraction
+from birthmark.metrics.sums import AdditiveMetric
 
 
 class Sums(AdditiveMetric):

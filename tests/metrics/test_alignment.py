@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birthmark.metrics.alignment import SeedAlignment
+from birthmark.metrics.directions import SeedAlignment
 
 
 def make(n, t, d, r=2, s=1, seed=0):

@@ -8,8 +8,7 @@ import torch
 
 from birthmark.measure.anatomy.listed_sinks import secondary_sinks
 from birthmark.measure.measurement import measure
-from birthmark.metrics.anatomy.judged_keys import n_judged_keys
-from birthmark.metrics.anatomy.sequence_sinks import SequenceSinks
+from birthmark.metrics.heads import SequenceSinks, n_judged_keys
 from birthmark.metrics.quantity import Sizes
 from birthmark.metrics.sinks import KeySummer, entropy_queries, key_sums
 from birthmark.models.attention.config import AttentionConfig

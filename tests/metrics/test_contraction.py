@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birthmark.metrics.contraction import Contraction, mean_pair_cosine
+from birthmark.metrics.directions import Contraction, mean_pair_cosine
 
 
 def hidden(n, t, d, seed=0, dtype=torch.float64, mean=1.0):

@@ -5,7 +5,7 @@ import torch
 from birthmark.data.packing.borders import DocumentBorders
 from birthmark.measure.measurement import measure
 from birthmark.measure.recorder import SnapshotRecorder
-from birthmark.metrics.document_sinks import DocumentSinks
+from birthmark.metrics.sinks import DocumentSinks
 from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.attention.document_mask import Documents
 from birthmark.models.birth import born

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from birthmark.metrics.expert_shares import ExpertShares
+from birthmark.metrics.experts import ExpertShares
 from birthmark.metrics.quantity import Sizes
 
 

@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 
 from birthmark.measure.measurement import measure
-from birthmark.metrics.outliers.activation_outliers import ActivationOutliers, sequence_moments
+from birthmark.metrics.activation_outliers import ActivationOutliers, sequence_moments
 from birthmark.metrics.quantity import Sizes
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig

@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import torch
 import torch.distributed as dist
-from birthmark.metrics.alignment import SeedAlignment
-from birthmark.metrics.anatomy.head_entropy import HeadEntropy
-from birthmark.metrics.anatomy.key_value_norms import KeyValueNorms
-from birthmark.metrics.anatomy.sequence_sinks import SequenceSinks
-from birthmark.metrics.contraction import Contraction
-from birthmark.metrics.outliers.activation_outliers import ActivationOutliers
+from birthmark.metrics.directions import SeedAlignment
+from birthmark.metrics.heads import HeadEntropy
+from birthmark.metrics.heads import KeyValueNorms
+from birthmark.metrics.heads import SequenceSinks
+from birthmark.metrics.directions import Contraction
+from birthmark.metrics.activation_outliers import ActivationOutliers
 from birthmark.metrics.quantity import Sizes
 from birthmark.metrics.neurons import SuperNeurons
 from birthmark.metrics.preference import TokenPreference
@@ -97,8 +97,8 @@ import sys
 import torch
 import torch.distributed as dist
 import numpy as np
-from birthmark.metrics.additive import AdditiveMetric
-from birthmark.metrics.contraction import Contraction
+from birthmark.metrics.sums import AdditiveMetric
+from birthmark.metrics.directions import Contraction
 from birthmark.metrics.states import EffectiveRank
 from birthmark.metrics.variance import PositionalVariance
 

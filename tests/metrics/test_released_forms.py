@@ -9,12 +9,12 @@ from scipy import stats
 
 from birthmark.measure.measurement import measure
 from birthmark.metrics.quantity import Sizes
-from birthmark.metrics.released.released_forms import ReleasedForms
+from birthmark.metrics.released_forms import ReleasedForms
 from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 
-NAME = "birthmark.metrics.released.released_forms:ReleasedForms"
+NAME = "birthmark.metrics.released_forms:ReleasedForms"
 N, V, L = 5, 40, 2
 
 

@@ -11,16 +11,21 @@ import pytest
 from scipy import special, stats
 
 from birthmark.metrics.config import HiddenNull, LineageTestConfig
-from birthmark.metrics.null_distributions import (
+from birthmark.metrics.seedprint import (
+    HiddenStates,
+    aggregate,
     analytic_sd,
+    bonferroni,
     common_dimensions,
+    compare,
     gaussian_moments,
     identity_dimensions,
+    kendall_matrix,
     pairing_moments,
     pipeline_moments,
     sampled_pairings,
+    spearman_matrix,
 )
-from birthmark.metrics.seedprint import HiddenStates, aggregate, bonferroni, compare, kendall_matrix, spearman_matrix
 
 
 def gaussian(seed, n=60, width=40):

@@ -16,7 +16,7 @@ from ...measure.between.model_reading import ModelReading, read_model
 from ...measure.between.weight_line import Line, losses_on_line
 from ...measure.config import SnapshotConfig
 from ...measure.records import RunDir
-from ...metrics.between.cka import FEWEST_EXAMPLES, minibatches
+from ...metrics.two_models import FEWEST_EXAMPLES, minibatches
 from ..devices import device
 from .loaded_model import LoadedModel, TextProbe, default_seq_len, load_named, random_tokens, text_for
 from .model_names import vocabulary

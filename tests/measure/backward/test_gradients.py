@@ -17,7 +17,7 @@ from birthmark.errors import RunError, UsageError
 from birthmark.measure.backward.gradients import measure_gradients
 from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.foreign import ForeignModel
-from birthmark.metrics.declarations.of_gradients import GRADIENTS
+from birthmark.metrics.declarations.outliers_and_gradients import GRADIENTS
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained

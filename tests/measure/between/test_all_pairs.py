@@ -17,8 +17,8 @@ from birthmark.measure.between.weight_line import losses_on_line
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.length.loss_by_position import loss_by_position
 from birthmark.measure.quantised.cost import quantisation_costs
-from birthmark.metrics.between import cka as of_metrics
-from birthmark.metrics.between.token_divergence import token_kl
+from birthmark.metrics import two_models as of_metrics
+from birthmark.metrics.two_models import token_kl
 from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig

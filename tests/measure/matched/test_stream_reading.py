@@ -11,7 +11,7 @@ from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.foreign.norms_before import gains_before
 from birthmark.measure.matched import stream_reading
 from birthmark.measure.matched.stream_reading import stream_weights
-from birthmark.metrics.matched.unit_pairings import compare_weights
+from birthmark.metrics.matched_weights import compare_weights
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from birthmark.metrics.backward.gradient_norms import GradientNorms, first_over_others
+from birthmark.metrics.gradient_norms import GradientNorms, first_over_others
 
 N, L, H, T, D, K = 5, 2, 3, 6, 8, 4
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from birthmark.metrics.between.cka import cka, gram_vector, hsic, minibatches
+from birthmark.metrics.two_models import cka, gram_vector, hsic, minibatches
 
 
 def vectors(x_ND, sizes):

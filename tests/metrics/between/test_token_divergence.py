@@ -6,8 +6,7 @@ import scipy.stats
 import torch
 from torch.nn import functional as F
 
-from birthmark.metrics.between.barrier import loss_barrier
-from birthmark.metrics.between.token_divergence import token_kl, token_loss
+from birthmark.metrics.two_models import loss_barrier, token_kl, token_loss
 
 
 def test_kl_is_scipys_of_every_ordered_pair():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from birthmark.metrics.between.weight_kinship import (
+from birthmark.metrics.weight_kinship import (
     births,
     is_shorter,
     kinship,

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from scipy import linalg, stats
 
-from birthmark.metrics.matched.channel_alignment import rotation, signed_permutation
-from birthmark.metrics.matched.stream_weights import StreamWeights, spread_rows
-from birthmark.metrics.matched.unit_pairings import (
+from birthmark.metrics.matched_weights import (
+    StreamWeights,
     block_cosines,
     compare_weights,
     cosine_matrix,
     pair_reordered_units,
     pair_units,
+    rotation,
+    signed_permutation,
+    spread_rows,
 )
 
 

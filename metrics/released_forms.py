@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..additive import AdditiveMetric
-from ..declarations.unlisted import unlisted
-from ..quantity import Sizes
-from ..sinks import KeySums
+from .quantity import Sizes, unlisted
+from .sinks import KeySums
+from .sums import AdditiveMetric
 
 #: Hidden units of a block that are listed for each of the two maps.
 _N_UNITS = 10

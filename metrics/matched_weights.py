@@ -1,15 +1,8 @@
-"""The null ``matched``: channels aligned by the token tables, then units against random pairings (definitions §10).
-
-The number of a unit in its block has no meaning: births draw all units alike, and training treats them alike. So in
-one of two strangers, trained or not, the units of a block could stand in any order, whatever aligned the channels, as
-long as that looked at no unit. This makes the null exact; kin have their units in the same order.
-
-Legend: N units of a block, M maps of a unit, D width of the residual stream.
-"""
+"""The null ``matched``: channels aligned by the token tables, then units against random pairings (definitions §10)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log, nan, sqrt
 
@@ -17,10 +10,96 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import linear_sum_assignment
 
-from ..null_distributions import pairing_moments
-from ..seedprint import Fingerprint, aggregate, judged
-from .channel_alignment import ToChannelsOfA, rotation, signed_permutation, unit_channels
-from .stream_weights import StreamWeights
+from .seedprint import Fingerprint, aggregate, judged, pairing_moments
+
+# ---------------------------------------------------------------- stream weights
+# The weights of one model that face the residual stream, as the null ``matched`` reads them (definitions §10).
+#
+# Legend: R rows of a table, one per token; D width of the residual stream; N units of a block; M maps of a unit.
+
+
+@dataclass(frozen=True)
+class StreamWeights:
+    """Tables that align the channels of two models, and the units that are compared once aligned.
+
+    The gain of a norm belongs to the map that reads behind it, so that models that hold it in either place are alike.
+    """
+
+    tables: Mapping[str, np.ndarray]
+    """Token vectors float32 ``[R, D]`` by name: embeddings, and the output head where it is not the same."""
+    units: Mapping[str, np.ndarray]
+    """Every unit's vectors in the residual stream, one per map that reads or writes it: float32 ``[N, M, D]`` by place
+    in the model. A unit is identified only by its number in a block: a hidden unit of the MLP, a channel of the values.
+    """
+
+
+def spread_rows(n: int, most: int) -> np.ndarray:
+    """Return indices of at most ``most`` of ``n`` rows, evenly spaced, rising, int64."""
+    return np.arange(n) if n <= most else np.linspace(0, n - 1, most).round().astype(np.int64)
+
+
+# ---------------------------------------------------------------- alignments of the channels of two models
+# A signed permutation, or an orthogonal map (definitions §10).
+#
+# Legend: R rows of a table, D width of the residual stream; A and B the two models, each with its token tables ``[R,
+# D]`` by name, the same names in both.
+
+#: Vectors of model B ``[…, D]`` → the same in the channels of model A.
+ToChannelsOfA = Callable[[np.ndarray], np.ndarray]
+
+
+def _centred(table_RD: np.ndarray) -> np.ndarray:
+    """Subtract the mean over tokens; NaN stays in place and is found later."""
+    return table_RD - table_RD.mean(0, dtype=np.float64).astype(np.float32)
+
+
+def _over(x: np.ndarray, norm: np.ndarray) -> np.ndarray:
+    """Divide ``x`` by ``norm``; 0 where the norm is 0."""
+    return np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)
+
+
+def unit_channels(vectors: np.ndarray) -> np.ndarray:
+    """Scale ``[R, …, D]`` to norm 1 over the first axis, so that factors of single channels drop out."""
+    return _over(vectors, np.sqrt(np.einsum("r...,r...->...", vectors, vectors)))
+
+
+def channel_correlations(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Compute the correlation over tokens of every channel of A with every channel of B, mean of the tables: ``[D,
+    D]``.
+    """
+    return np.mean([unit_channels(_centred(a[t])).T @ unit_channels(_centred(b[t])) for t in a], axis=0)
+
+
+def signed_permutation(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> ToChannelsOfA:
+    """Find the pairing of channels, with signs, that has the largest sum of \\|correlation\\| over the tables.
+
+    It undoes an order of the channels, flips of sign, and factors of single channels.
+    """
+    m_DD = channel_correlations(a, b)
+    rows, order = linear_sum_assignment(np.abs(m_DD), maximize=True)
+    sign_D = np.where(m_DD[rows, order] < 0, np.float32(-1), np.float32(1))
+    return lambda vectors: vectors[..., order] * sign_D
+
+
+def rotation(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> ToChannelsOfA:
+    """Find the orthogonal map that brings the tables of B closest to those of A, each of equal weight (Schönemann
+    1966).
+
+    It undoes any orthogonal map of the residual stream, a signed permutation among them, but no factor of a channel.
+    """
+
+    def scaled(table_RD: np.ndarray) -> np.ndarray:
+        centred_RD = _centred(table_RD)
+        return _over(centred_RD, np.asarray(np.linalg.norm(centred_RD)))
+
+    u_DD, _, v_DD = np.linalg.svd(np.sum([scaled(b[t]).T @ scaled(a[t]) for t in a], axis=0))
+    q_DD = (u_DD @ v_DD).astype(np.float32)
+    # As one product: numpy takes a stack of short ones apart, and reads all of the map for each.
+    return lambda vectors: (vectors.reshape(-1, len(q_DD)) @ q_DD).reshape(vectors.shape)
+
+
+# ---------------------------------------------------------------- unit pairings
+# The null ``matched``: channels aligned by the token tables, then units against random pairings (definitions §10).
 
 NULL = "matched"
 #: z from which on reordered units are hinted at: strangers stay far below it.

@@ -1,21 +1,39 @@
-"""Unbiased linear CKA between hidden states, over minibatches of examples (definitions, between models).
-
-HSIC of two sets of features of the same n examples is estimated without bias (Song et al. 2012, eq. 5) from their Gram
-matrices; for many examples, the estimate is the mean over minibatches (Nguyen et al., arXiv 2010.15327), and CKA is
-HSIC over the root of the product with themselves (Kornblith et al., arXiv 1905.00414). In the form of Székely and Rizzo
-(2014) the estimate is an inner product of Gram matrices that are centred one by one. So each place of a model is stored
-as one vector, and the HSIC of any two places is the inner product of their vectors.
-
-Legend: n examples of a minibatch, D features, E entries of a place's vector, P and Q places.
-"""
+"""Two models beside each other: loss barrier, CKA of hidden states, divergence of predictions (definitions)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+class Barrier(NamedTuple):
+    """Largest rise of the loss above the straight line between its ends."""
+
+    height: float
+    """Nats; 0 where the loss is nowhere above that line: the two are linearly connected."""
+    alpha: float
+    """Position of the highest point; 0 is the first model."""
+
+
+def loss_barrier(alphas: Sequence[float], losses: Sequence[float]) -> Barrier:
+    """Return ``max_α L(α) − ((1 − α)·L(0) + α·L(1))``, over the measured points (Frankle et al., arXiv 1912.05671; the
+    baseline of Entezari et al., arXiv 2110.06296).
+
+    Args:
+        alphas: rising from 0 to 1.
+        losses: the loss at each.
+    """
+    a, found = np.asarray(alphas, np.float64), np.asarray(losses, np.float64)
+    excess = found - ((1 - a) * found[0] + a * found[-1])
+    at = int(excess.argmax())
+    return Barrier(float(excess[at]), float(a[at]))
+
+
+# ---------------------------------------------------------------- unbiased linear CKA of hidden states
 
 #: The estimate divides by n − 3.
 FEWEST_EXAMPLES = 4
@@ -73,3 +91,25 @@ def cka(ab_PQ: np.ndarray, aa_P: np.ndarray, bb_Q: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         found: np.ndarray = ab_PQ / np.sqrt(aa_P[:, None] * bb_Q[None, :])
     return np.where(np.isfinite(found), found, np.nan)
+
+
+# ---------------------------------------------------------------- Kullback-Leibler divergence of predictions
+
+
+def token_kl(logits: list[Tensor]) -> Tensor:
+    """Compute ``KL(p_a ‖ p_b)`` of every ordered pair of models at every row, in nats: float64 ``[R, A, A]``.
+
+    Args:
+        logits: finite logits ``[R, V]`` of each model.
+    """
+    log_p_RAV = torch.stack([torch.log_softmax(logits_RV.double(), -1) for logits_RV in logits], 1)
+    # −Σ_v p_a log p_b; the diagonal is the entropy of each.
+    cross_RAA = -torch.bmm(log_p_RAV.exp(), log_p_RAV.transpose(1, 2))
+    entropy_RA = cross_RAA.diagonal(dim1=1, dim2=2)
+    return cross_RAA - entropy_RA[:, :, None]
+
+
+def token_loss(logits_RV: Tensor, targets_R: Tensor) -> Tensor:
+    """Compute ``−log p(target)`` of every row in nats, float64 ``[R]``."""
+    logits_RV = logits_RV.double()
+    return logits_RV.logsumexp(-1) - logits_RV.gather(-1, targets_R[:, None])[:, 0]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..additive import AdditiveMetric
+from .sums import AdditiveMetric
 
 HeadPlace = Literal["query", "key", "value"]
 HEAD_PLACES: tuple[HeadPlace, ...] = get_args(HeadPlace)

@@ -1,13 +1,56 @@
-"""Quantities of the training log beside the scalars of snapshots."""
+"""Quantities of the training log, evaluations among them, beside the scalars of snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
 
-from ..quantity import Column, Quantity
-from .of_evaluation import EVALUATION
-from .unlisted import unlisted
+from ..quantity import Column, Quantity, unlisted
+
+_evaluated = partial(unlisted, section="evaluation", format=".3f")
+
+EVALUATION = (
+    _evaluated(
+        "eval/TEXT/bits_per_byte",
+        label="bits per byte of a text",
+        definition="Summed −log₂ p of the tokens of a text over its UTF-8 bytes.",
+        unit="bits per UTF-8 byte",
+        when="`eval.texts` has TEXT",
+    ),
+    _evaluated(
+        "eval/TASK/SCORE",
+        label="score of a task",
+        definition="A score of lm-eval, by its name there; of a filter of its own, `SCORE/FILTER`. `SCORE_stderr` is "
+        "the standard error of one that is a mean over documents.",
+        when="`eval.tasks` has TASK",
+    ),
+    _evaluated(
+        "eval/TASK/chance",
+        label="chance",
+        definition="Accuracy of guessing: the mean of 1 / choices over the documents.",
+        format="percent",
+        when="`eval.tasks` has TASK, of multiple choice",
+    ),
+    _evaluated(
+        "eval/backcopy/copy_accuracy",
+        label="copy accuracy",
+        definition="Share of triggers after which the copy is the likeliest token.",
+        format="percent",
+        when="`eval.tasks` has `backcopy`",
+    ),
+    _evaluated(
+        "eval/backcopy/excess_loss",
+        label="excess loss",
+        definition="Loss above that of a perfect model on the same samples.",
+        unit="nats per token",
+        when="`eval.tasks` has `backcopy`",
+    ),
+)
+"""Quantities of ``eval/…``."""
+
+
+# ---------------------------------------------------------------- of training
+# Quantities of the training log beside the scalars of snapshots.
 
 _loss = partial(unlisted, unit="nats per token", section="loss")
 LOGGED: Mapping[str, Quantity] = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..quantity import AxisName, Column
-from .unlisted import BIRTH_KNOWN, STRANGERS_MEASURED, unlisted
+from ..quantity import BIRTH_KNOWN, STRANGERS_MEASURED, AxisName, Column, unlisted
 
 _SITES: tuple[tuple[str, AxisName, str], ...] = (
     ("mlp", "state", "the MLP"),

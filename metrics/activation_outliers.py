@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..additive import AdditiveMetric
-from ..quantity import Sizes
-from ..reductions.sizes import largest_size
+from .quantity import Sizes
+from .sums import AdditiveMetric, largest_size
 
 #: Standard deviations from the mean from which on an activation is an outlier (arXiv 2306.12929, §3).
 OUTLIER_SIGMAS = 6.0

@@ -1,1 +1,0 @@
-"""Effects of adapters on a model (definitions §12)."""

@@ -1,1 +1,0 @@
-"""Comparisons between models: pure functions, tensors in, numbers out."""

@@ -1,1 +1,0 @@
-"""Metrics of the single experts of a mixture."""

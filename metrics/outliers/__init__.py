@@ -1,1 +1,0 @@
-"""Outliers of activations, which decide the cost of low-bit arithmetic."""
