@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from ..errors import UsageError
-from ..measure.between.all_pairs import Compared
 from ..measure.config import BATCH_SIZE, SnapshotConfig
+from ..measure.model_pairs import Compared
 from ..trainer.by_name.between_named import Comparer, comparison_problems
 from .model import Model, loaded_of
 from .named_array import NamedArray, no_such

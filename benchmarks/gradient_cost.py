@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from birthmark.data.probes import random_probe
-from birthmark.measure.backward.gradients import measure_gradients
+from birthmark.measure.gradients import measure_gradients
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder

@@ -27,8 +27,8 @@ import torch
 
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
-from birthmark.measure.matched.stream_reading import MOST_HEADS, MOST_TOKENS, MOST_UNITS, stream_weights
-from birthmark.measure.standard_error import share_interval
+from birthmark.measure.next_tokens import share_interval
+from birthmark.measure.stream_weights import MOST_HEADS, MOST_TOKENS, MOST_UNITS, stream_weights
 from birthmark.metrics.matched_weights import StreamWeights, compare_weights
 from birthmark.metrics.seedprint import Fingerprint, HiddenStates, compare
 from birthmark.models.birth import born

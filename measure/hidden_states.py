@@ -26,11 +26,10 @@ from ..models.birth import digest_of
 from ..models.by_block.decoder_by_block import DecoderByBlock
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
-from .by_block.kept_states import kept_states
-from .by_block.pass_by_block import batches_of
 from .foreign import ForeignConfig, ForeignModel
 from .measurement import evaluation_mode
 from .observed import device_of
+from .passes import batches_of, kept_states
 from .ranks import gather_rows, own_batches
 
 _FORMAT = 1

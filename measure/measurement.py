@@ -1,4 +1,4 @@
-"""Measurement by one forward pass over a probe, read by every metric at once. Plain PyTorch: any loop can call it."""
+"""One forward pass over a probe, read by every metric at once. Plain PyTorch: any loop can call it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,68 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..metrics.sinks import KeySummer
 from ..models.attention.weight_reader import read_weights
 from ..models.by_block.decoder_by_block import DecoderByBlock
 from ..models.decoder import Decoder
+from ..models.observe import Site
 from ..models.tensor_shards import reshard
-from .by_block.own_birth import ObservedOwnBirth
-from .by_block.pass_by_block import PassByBlock
 from .foreign import ForeignModel
-from .observed import BirthReference, MetricSource, Setting, device_of
-from .observer import FiniteWatch, MetricObserver
+from .observed import Arrays, BirthReference, MetricSource, Scalars, Setting, device_of
 from .our_metrics import OBSERVED, ObservedBirth, ObservedPreference, our_metrics
+from .passes import (
+    Batches,
+    FiniteWatch,
+    MetricObserver,
+    PassByBlock,
+    ProbePass,
+    WholePass,
+    not_finite,
+    sequences_of_pass,
+)
 from .summary import Measurement, summarise
 from .user_metrics import Guarded, MetricLike, find_metrics, left_alone
-from .whole_pass import Batches, ProbePass, WholePass, not_finite, sequences_of_pass
+
+# ---------------------------------------------------------------- a birth compared with itself
+
+
+class ObservedOwnBirth(ObservedBirth):
+    """:class:`ObservedBirth` of a birth in a pass by block: its reference needs no other pass.
+
+    The setting's ``birth`` holds zeros, which are filled in as places are passed. A place's last positions are kept
+    until the place is whole and its seed direction therefore known.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.kept: list[Tensor] = []
+
+    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
+        """See models/observe.py."""
+        if site != "attention":
+            self.kept.append(h_BTD[:, -1:].clone())
+
+    def passed(self, layer: int) -> None:
+        """See :class:`~birthmark.measure.observed.Observed`."""
+        assert self.birth is not None
+        last_N1D = torch.cat(self.kept)
+        self.kept = []
+        direction_D = F.normalize(last_N1D.sum((0, 1), dtype=torch.float64), dim=-1, eps=0.0)
+        self.alignment.references[0, layer] = direction_D
+        self.birth.direction[layer] = direction_D.cpu().numpy()
+        self.alignment.update(layer, last_N1D)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`~birthmark.measure.observed.Observed`."""
+        assert self.birth is not None
+        self.birth.mean_prob[:] = self.preference.compute().mean_prob
+        return super().result()
+
+
+# ---------------------------------------------------------------- the measurement
 
 __all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evaluation_mode", "look", "measure"]
 

@@ -26,16 +26,16 @@ from ..errors import RunError, UsageError
 from ..metrics.preference import ranking
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
-from .anatomy.listed_sinks import secondary_sinks
-from .backward.gradients import measure_gradients, with_gradients
 from .config import SnapshotConfig
 from .find_model import measurable, unwrap
 from .foreign import ForeignModel
+from .gradients import measure_gradients, with_gradients
 from .measurement import BirthReference, Measurement, birth_reference, look, measure
 from .observed import MetricSource
 from .ranks import from_rank_zero, on_all_ranks
 from .ranks import rank as own_rank
 from .records import RunDir, Snapshot
+from .summary import secondary_sinks
 from .user_metrics import MetricLike, find_metrics
 
 TokenTexts = Callable[[Sequence[int]], list[str]]

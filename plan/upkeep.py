@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..measure.whole_pass import sequences_of_pass
+from ..measure.passes import sequences_of_pass
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.strategies.table import STRATEGIES
 from .cluster import Cluster

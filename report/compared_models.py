@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from ..files import atomic_path, strict, write_json, write_text
-from ..measure.between.all_pairs import AllPairs, Compared
+from ..measure.model_pairs import AllPairs, Compared
 from .csv_files import LabelledArray, to_csv
 from .pictures.axes import position_axis
 from .pictures.between_models import draw_layer_matrices, draw_lines, draw_model_matrices

@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ..findings.history import Start
-from ..measure.between.all_pairs import Compared
+from ..measure.model_pairs import Compared
 from ..measure.records import RunDir, Snapshot
 from .html_page import render
 from .key_figures import of_run, of_snapshot

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from birthmark.errors import UsageError
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
-from birthmark.measure.matched.stream_reading import stream_weights
+from birthmark.measure.stream_weights import stream_weights
 from birthmark.metrics.matched_weights import StreamWeights
 from birthmark.metrics.seedprint import HiddenStates
 from birthmark.models.decoder import Decoder

@@ -9,7 +9,7 @@ from math import floor, inf, nan
 import numpy as np
 from scipy import stats
 
-from birthmark.measure.standard_error import share_interval
+from birthmark.measure.next_tokens import share_interval
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from ...models.changes.round_to_nearest import WHOLE
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel
 from ..measurement import evaluation_mode
-from ..next_tokens import first_prediction, losses_of, passes, sequence_means, sequences_at_once
-from ..standard_error import mean_and_error
+from ..next_tokens import first_prediction, losses_of, mean_and_error, passes, sequence_means, sequences_at_once
 from .linear_maps import quantised
 from .rounding import Bits
 

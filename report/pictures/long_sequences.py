@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...files import write_text
-from ...measure.length.loss_by_position import LengthResult
+from ...measure.loss_by_position import LengthResult
 from ..csv_files import LabelledArray, to_csv
 from ..text import without_shared_folder
 from .axes import token_axis

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...measure.hidden_states import FingerprintProbe, hidden_states
-from ...measure.standard_error import share_interval
+from ...measure.next_tokens import share_interval
 from ...metrics.config import LineageTestConfig, Null
 from ...metrics.seedprint import Fingerprint
 from ...models.birth import born

@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 from ...errors import UsageError
 from ...measure.foreign import ForeignConfig, ForeignModel
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
-from ...measure.matched.stream_reading import stream_weights
+from ...measure.stream_weights import stream_weights
 from ...metrics.config import LineageTestConfig, Null
 from ...metrics.matched_weights import StreamWeights, compare_weights
 from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates, bonferroni, compare

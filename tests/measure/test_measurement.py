@@ -15,8 +15,7 @@ from birthmark.data.probes import random_probe
 from birthmark.errors import RunError
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
 from birthmark.measure.observed import AttentionView
-from birthmark.measure.observer import MetricObserver
-from birthmark.measure.whole_pass import sequences_of_pass
+from birthmark.measure.passes import MetricObserver, sequences_of_pass
 from birthmark.metrics.sinks import KeySummer, key_sums
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig

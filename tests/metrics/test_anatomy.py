@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from birthmark.measure.anatomy.listed_sinks import secondary_sinks
 from birthmark.measure.measurement import measure
+from birthmark.measure.summary import secondary_sinks
 from birthmark.metrics.heads import SequenceSinks, n_judged_keys
 from birthmark.metrics.quantity import Sizes
 from birthmark.metrics.sinks import KeySummer, entropy_queries, key_sums

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from birthmark.measure.length.loss_by_position import Arm, LengthResult
+from birthmark.measure.loss_by_position import Arm, LengthResult
 from birthmark.report.pictures.long_sequences import draw_loss_by_position
 
 

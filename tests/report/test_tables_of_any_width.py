@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from birthmark.measure.between.all_pairs import AllPairs, Compared
+from birthmark.measure.model_pairs import AllPairs, Compared
 from birthmark.measure.records import Snapshot
 from birthmark.report.block_table import print_snapshot
 from birthmark.report.compared_models import print_compared

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import RunError, UsageError
-from ...measure.between.all_pairs import AllPairs, Compared, compare_readings
-from ...measure.between.model_reading import ModelReading, read_model
-from ...measure.between.weight_line import Line, losses_on_line
 from ...measure.config import SnapshotConfig
+from ...measure.model_pairs import AllPairs, Compared, Line, compare_readings, losses_on_line
+from ...measure.model_reading import ModelReading, read_model
 from ...measure.records import RunDir
 from ...metrics.two_models import FEWEST_EXAMPLES, minibatches
 from ..devices import device

@@ -17,9 +17,9 @@ import torch
 from ...data.probes import bos_controls, passage_probe, random_probe, text_ids
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
-from ...measure.backward.gradients import measure_gradients, with_gradients
 from ...measure.config import TEXT_SEQUENCES, SnapshotConfig
 from ...measure.foreign import ForeignModel
+from ...measure.gradients import measure_gradients, with_gradients
 from ...measure.measurement import BirthReference, Measurement, birth_reference, measure
 from ...measure.recorder import add_probe, snapshot_of
 from ...measure.records import RunDir, Snapshot

@@ -18,7 +18,7 @@ from snapshot_cost import passes
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from birthmark.measure.whole_pass import sequences_of_pass
+from birthmark.measure.passes import sequences_of_pass
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.config import OptimConfig

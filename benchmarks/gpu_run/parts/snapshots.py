@@ -10,7 +10,7 @@ import torch
 from device import Peak, in_turn, release
 from snapshot_cost import Shape, passes
 
-from birthmark.measure.whole_pass import sequences_of_pass
+from birthmark.measure.passes import sequences_of_pass
 from birthmark.models.birth import born
 
 from ..case import Case, Setting

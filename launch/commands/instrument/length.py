@@ -17,7 +17,7 @@ from ...options import MODEL_NAMES, add_data, add_json, data_named
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ....measure.length.loss_by_position import LengthResult
+    from ....measure.loss_by_position import LengthResult
     from ....trainer.by_name.model_names import ModelSource
 
 SUMMARY = "Loss by position beyond the training length, and what evicting the first keys costs."
@@ -130,7 +130,7 @@ class _Reading:
 
 
 def _results(options: Namespace, evict: list[int]) -> list[LengthResult]:
-    from ....measure.length.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
+    from ....measure.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
     from ....report.terminal import bar
     from ....trainer.by_name.model_names import open_source
     from ....trainer.by_name.own_text import held_out_tokens

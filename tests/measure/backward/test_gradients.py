@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
-from birthmark.measure.backward.gradients import measure_gradients
 from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.gradients import measure_gradients
 from birthmark.metrics.declarations.outliers_and_gradients import GRADIENTS
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig

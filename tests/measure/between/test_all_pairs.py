@@ -11,11 +11,10 @@ from torch.nn import functional as F
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
-from birthmark.measure.between.all_pairs import compare_readings
-from birthmark.measure.between.model_reading import read_model
-from birthmark.measure.between.weight_line import losses_on_line
 from birthmark.measure.foreign import ForeignModel
-from birthmark.measure.length.loss_by_position import loss_by_position
+from birthmark.measure.loss_by_position import loss_by_position
+from birthmark.measure.model_pairs import compare_readings, losses_on_line
+from birthmark.measure.model_reading import read_model
 from birthmark.measure.quantised.cost import quantisation_costs
 from birthmark.metrics import two_models as of_metrics
 from birthmark.metrics.two_models import token_kl

@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
-from birthmark.measure.by_block import kept_states as keeping
+from birthmark.measure import passes as keeping
 from birthmark.measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
 from birthmark.metrics.quantity import Quantity

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from birthmark.errors import RunError, UsageError
-from birthmark.measure.length.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
+from birthmark.measure.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
 from birthmark.models.attention.eviction import Eviction
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.birth import born

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from birthmark.errors import UsageError
+from birthmark.measure import stream_weights as stream_reading
 from birthmark.measure.foreign import ForeignModel
-from birthmark.measure.foreign.norms_before import gains_before
-from birthmark.measure.matched import stream_reading
-from birthmark.measure.matched.stream_reading import stream_weights
+from birthmark.measure.stream_weights import gains_before, stream_weights
 from birthmark.metrics.matched_weights import compare_weights
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig

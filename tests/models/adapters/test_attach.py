@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from birthmark.measure.backward.gradients import measure_gradients
+from birthmark.measure.gradients import measure_gradients
 from birthmark.measure.measurement import measure
 from birthmark.models.adapters.adapter_config import AdapterConfig
 from birthmark.models.adapters.attach import attach, initialize_adapter, is_adapter

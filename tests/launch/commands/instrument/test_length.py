@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from birthmark.launch.cli import main
-from birthmark.measure.length.loss_by_position import evictions, loss_by_position
+from birthmark.measure.loss_by_position import evictions, loss_by_position
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig

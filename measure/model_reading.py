@@ -1,31 +1,116 @@
-"""One model's pass over a probe, and its results on disk for every later comparison.
-
-n models take n passes, with one model at a time in memory. Each pass stores, in float32, the output head ``[V, D]``,
-the final hidden states ``[N, T, D]`` and, for each of the L + 1 places, the centred Gram matrices of the last
-position's states, about ``N·n/2`` numbers for minibatches of n sequences, for any width.
-"""
+"""One model's pass over a probe for later comparisons: its hidden states, its output head, and its files on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from ...errors import RunError
-from ...files import write_failure
-from ...metrics.two_models import gram_vector, minibatches
-from ...models.config import ModelConfig
-from ...models.decoder import Decoder
-from ...models.observe import Attended, Site
-from ..foreign import ForeignModel
-from ..foreign.foreign_model import ForeignConfig
-from ..measurement import evaluation_mode
-from ..next_tokens import passes
-from .output_head import OutputHead, check_head, final_states, output_head
+from ..errors import RunError, UsageError
+from ..files import write_failure
+from ..metrics.two_models import gram_vector, minibatches
+from ..models.config import ModelConfig
+from ..models.decoder import Decoder
+from ..models.linear_cross_entropy import soft_capped
+from ..models.observe import Attended, Site
+from .foreign import ForeignModel
+from .foreign.foreign_model import ForeignConfig
+from .measurement import evaluation_mode
+from .next_tokens import passes
+
+# ---------------------------------------------------------------- output head
+# A model's final hidden states at all positions, and their map to logits, some rows at a time.
+#
+# Logits of all positions are a model's largest tensor. So comparisons of predictions compute those of a few rows at a
+# time and free them after use.
+
+#: Largest distance of logits from final states to the model's logits, over their standard deviation.
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_TOLERANCE_HALF = 0.1
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """Map of final hidden states ``[R, D]`` to logits ``[R, V]``."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None = None
+    factor: float = 1.0
+    """Logits are multiplied by it (Cohere, Granite)."""
+    cap: float | None = None
+    """Logits are soft-capped at it (Gemma 2)."""
+
+    def __call__(self, x_RD: Tensor) -> Tensor:
+        """Compute the logits, in the dtype of the table."""
+        logits_RV = F.linear(x_RD.to(self.weight_VD.dtype), self.weight_VD, self.bias_V)
+        if self.factor != 1.0:
+            logits_RV = logits_RV * self.factor
+        return soft_capped(logits_RV, self.cap)
+
+
+def output_head(model: Decoder | ForeignModel) -> OutputHead:
+    """Return the head of a model; its tensors are shared with the model."""
+    if isinstance(model, Decoder):
+        table = model.embed if model.head is None else model.head
+        return OutputHead(table.weight.detach(), cap=model.config.logit_softcap)
+    theirs: Any = model.model
+    linear, config = theirs.get_output_embeddings(), theirs.config.get_text_config()
+    bias = getattr(linear, "bias", None)
+    factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return OutputHead(linear.weight.detach(), None if bias is None else bias.detach(), factor, cap)
+
+
+def check_head(model: Decoder | ForeignModel, head: OutputHead, x_BTD: Tensor, last_BV: Tensor) -> None:
+    """Compare the head's logits of the last position with those that the model itself gave.
+
+    Raises:
+        UsageError: the logits differ: the model has a further step between final states and logits.
+    """
+    own = last_BV.float()
+    worst, scale = (head(x_BTD[:, -1]).float() - own).abs().max(), own.std()
+    if worst > _TOLERANCE.get(next(model.parameters()).dtype, _TOLERANCE_HALF) * scale + 1e-5:
+        what = getattr(model.config, "model_type", "model")
+        raise UsageError(f"this {what}'s logits are no linear map of its final states, so they cannot be compared")
+
+
+@contextmanager
+def final_states(model: Decoder | ForeignModel) -> Iterator[list[Tensor]]:
+    """Keep the final hidden states ``[B, T, D]`` that the head reads: within the context, each forward pass replaces
+    the content of the list.
+    """
+    kept: list[Tensor] = []
+
+    def keep_ours(module: nn.Module, args: Any, x_BTD: Tensor) -> None:
+        # The decoder may norm the last position alone.
+        kept[:] = [model.norm(x_BTD)]  # type: ignore[operator]
+
+    def keep_theirs(module: nn.Module, args: Any, output: Any) -> None:
+        kept[:] = [output[0]]
+
+    if isinstance(model, Decoder):
+        handle = model.blocks[-1].register_forward_hook(keep_ours)
+    else:
+        handle = model.model.base_model.register_forward_hook(keep_theirs)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+# ---------------------------------------------------------------- model reading
+# One model's pass over a probe, and its results on disk for every later comparison.
+#
+# n models take n passes, with one model at a time in memory. Each pass stores, in float32, the output head ``[V,
+# D]``, the final hidden states ``[N, T, D]`` and, for each of the L + 1 places, the centred Gram matrices of the last
+# position's states, about ``N·n/2`` numbers for minibatches of n sequences, for any width.
 
 
 class _LastPositions:

@@ -13,13 +13,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ...errors import RunError, UsageError
-from ...models.attention.eviction import Eviction
-from ...models.attention.kv_cache import KeyValueCache
-from ...models.decoder import Decoder
-from ..measurement import evaluation_mode
-from ..next_tokens import first_prediction
-from ..standard_error import mean_and_error
+from ..errors import RunError, UsageError
+from ..models.attention.eviction import Eviction
+from ..models.attention.kv_cache import KeyValueCache
+from ..models.decoder import Decoder
+from .measurement import evaluation_mode
+from .next_tokens import first_prediction, mean_and_error
 
 #: Positions that pass at once; the losses do not depend on it.
 _PART = 256

@@ -1,1 +1,0 @@
-"""Lists of features of single sequences, with text, for readers."""

@@ -1,1 +1,0 @@
-"""Gradients of the loss by activations, from a separate pass that leaves training untouched."""

@@ -1,1 +1,0 @@
-"""Comparison of several models: one pass of each, then every pair from the stored results."""

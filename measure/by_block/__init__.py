@@ -1,1 +1,0 @@
-"""Measurement of a decoder with one block at a time in memory."""

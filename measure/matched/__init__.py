@@ -1,1 +1,0 @@
-"""Weights of a model that the null ``matched`` reads."""
