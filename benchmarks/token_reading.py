@@ -28,11 +28,9 @@ import numpy as np
 
 from birthmark.data.batches import ShardedTokens, TokenWindows
 from birthmark.data.config import DataConfig
-from birthmark.data.mixing.mixture import Mixture
-from birthmark.data.mixing.order import SourceOrder
-from birthmark.data.token_files.layout import TokenFile
-from birthmark.data.token_files.source import TokenSource
-from birthmark.data.token_files.spans import SpanTokens
+from birthmark.data.mixture import Mixture, SourceOrder
+from birthmark.data.token_file_formats import TokenFile
+from birthmark.data.token_files import SpanTokens, TokenSource
 
 HERE = Path(__file__).parent
 BATCH, SEQ_LEN, VOCAB = 64, 2048, 50_257

@@ -28,11 +28,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from birthmark.data.building import pieces
+from birthmark.data import shards
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
-from birthmark.data.splits import text_hash
-from birthmark.data.survey.table_rows import Rows
+from birthmark.data.documents import text_hash
+from birthmark.data.row_corpora import Rows
 from birthmark.data.tokenizer import TextTokenizer, train_bpe
 
 HERE = Path(__file__).parent
@@ -120,7 +120,7 @@ def tokenising(rounds: int, workers: int, megabytes: float) -> list[str]:
     tokenizer = train_bpe(texts[:200], 8192)
     n_bytes = sum(len(text.encode()) for text in texts)
     # As many pieces for each worker as a corpus of some hundred megabytes has.
-    pieces._PIECE_BYTES = min(pieces._PIECE_BYTES, n_bytes // (8 * workers))
+    shards._PIECE_BYTES = min(shards._PIECE_BYTES, n_bytes // (8 * workers))
     with tempfile.TemporaryDirectory() as folder:
         corpus_folder = Path(folder, "corpus")
         corpus_folder.mkdir()
@@ -132,7 +132,7 @@ def tokenising(rounds: int, workers: int, megabytes: float) -> list[str]:
         def ours() -> None:
             corpus = open_corpus(DataConfig(path=str(corpus_folder)))
             assert corpus.n_bytes == n_bytes
-            pieces.tokenise_pieces(corpus, tokenizer, Path(folder, f"pieces{next(number)}"), "<u2", workers)
+            shards.tokenise_pieces(corpus, tokenizer, Path(folder, f"pieces{next(number)}"), "<u2", workers)
 
         pairs = alternating(lambda: raw.encode_batch(texts, add_special_tokens=False), ours, rounds)
     wall, processor = (

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.packing.borders import PADDING
+from ..data.packing import PADDING
 from ..errors import RunError
 from ..measure.measurement import evaluation_mode
 from ..measure.ranks import own_batches, rank, sum_over_ranks, world_size

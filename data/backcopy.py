@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import UsageError
-from .streams import stream_key, uniforms
+from .batches import stream_key, uniforms
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,21 +1,124 @@
-"""Samples as a pure function of (data_seed, sample index), so that a resumed run needs no loader state.
-
-The global sample index is the number of sequences in all steps before (``step * global_batch_size`` without a ramp) and
-the position in the global batch. An index always gives
-the same tokens: at any step, on any rank, under any micro-batch size and any number of workers.
-"""
+"""Samples as a pure function of (data_seed, sample index), so that a resumed run needs no loader state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import UsageError
-from .nearby import NEAR, Nearby
-from .permutation import permuted
+
+# ---------------------------------------------------------------- random numbers as functions
+
+_PER_BLOCK = 4  # 64-bit words per step of Philox's counter
+
+
+def stream_key(*words: str | int) -> bytes:
+    """Return 64 bytes that depend on every word and their order, and on nothing else."""
+    name = "\x1f".join(str(word) for word in words)
+    return hashlib.blake2b(name.encode(), digest_size=64, person=b"birthmark-data").digest()
+
+
+def uniforms(*words: str | int, first: int, shape: tuple[int, int]) -> np.ndarray:
+    """Return rows ``first`` to ``first + shape[0]`` of the stream that ``words`` name: float64 in [0, 1).
+
+    ``shape`` is ``(rows, columns)``; a row depends on the words, its own number and ``columns``, so that any rows can
+    be drawn alone. Read from Philox's raw words, whose values numpy keeps fixed across its versions.
+    """
+    rows, columns = shape
+    blocks = -(-columns // _PER_BLOCK)
+    key = int.from_bytes(stream_key(*words)[:16], "little")
+    raw = np.random.Philox(key=key, counter=first * blocks).random_raw(rows * blocks * _PER_BLOCK)
+    return (raw.reshape(rows, blocks * _PER_BLOCK)[:, :columns] >> np.uint64(11)) * 2.0**-53
+
+
+# ---------------------------------------------------------------- a pseudo-random order that needs no memory
+
+_ROUNDS = 8
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def permuted(positions: np.ndarray, size: int, *words: str | int) -> np.ndarray:
+    """Map ``positions`` through a keyed permutation of ``range(size)``.
+
+    Args:
+        positions: integers in ``[0, size)``, any shape.
+        size: number of things permuted, at least 1.
+        words: the key; another key gives an unrelated permutation.
+
+    Returns:
+        int64, the shape of ``positions``.
+
+    A Feistel network permutes the smallest square power of two that holds ``size``; a value that lands outside
+    ``range(size)`` is sent on until it lands inside (cycle-walking), which keeps the whole a bijection. Time and
+    memory do not grow with ``size``.
+    """
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    mask = np.uint64((1 << int(half)) - 1)
+    round_keys = np.frombuffer(stream_key("permutation", *words), dtype="<u8")[:_ROUNDS]
+    walking = positions.reshape(-1).astype(np.uint64)
+    result = np.empty(walking.shape, dtype=np.int64)
+    where = np.arange(walking.size)
+    while where.size:
+        walking = _feistel(walking, half, mask, round_keys)
+        inside = walking < np.uint64(size)
+        result[where[inside]] = walking[inside].astype(np.int64)
+        where, walking = where[~inside], walking[~inside]
+    return result.reshape(positions.shape)
+
+
+def _feistel(values: np.ndarray, half: np.uint64, mask: np.uint64, round_keys: np.ndarray) -> np.ndarray:
+    left, right = values >> half, values & mask
+    for key in round_keys:
+        mixed = (right ^ key) * _MULTIPLIER
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= _MULTIPLIER
+        left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
+    return (left << half) | right
+
+
+# ---------------------------------------------------------------- arrays kept for the samples that follow
+
+NEAR = 1 << 14
+"""Samples that are looked at together: to find eight costs as much as to find a thousand."""
+
+
+class Nearby:
+    """Arrays of samples by their number, computed `NEAR` at a time; the last two lots are kept."""
+
+    def __init__(self) -> None:
+        self._lots: dict[int, tuple[np.ndarray, ...]] = {}
+
+    def between(
+        self, first: int, last: int, find: Callable[[np.ndarray], tuple[np.ndarray, ...]]
+    ) -> tuple[np.ndarray, ...]:
+        """Return the arrays of samples ``first`` to ``last``, exclusive: each ``[last - first, ...]``.
+
+        Args:
+            first: first sample.
+            last: one past them, above ``first``.
+            find: function from sample numbers, int64 ``[n]``, to arrays; always the same function.
+        """
+        found = []
+        for number in range(first // NEAR, -(-last // NEAR)):
+            if number not in self._lots:
+                if len(self._lots) > 1:
+                    self._lots.clear()
+                self._lots[number] = find(np.arange(number * NEAR, (number + 1) * NEAR, dtype=np.int64))
+            here = slice(max(first - number * NEAR, 0), last - number * NEAR)
+            found.append([array[here] for array in self._lots[number]])
+        return tuple(parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*found, strict=True))
+
+
+# ---------------------------------------------------------------- batches
+# Samples as a pure function of (data_seed, sample index), so that a resumed run needs no loader state.
+#
+# The global sample index is the number of sequences in all steps before (``step * global_batch_size`` without a ramp)
+# and the position in the global batch. An index always gives the same tokens: at any step, on any rank, under any
+# micro-batch size and any number of workers.
 
 
 class BatchSource(Protocol):
@@ -34,7 +137,7 @@ class BatchSource(Protocol):
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
         """Return samples ``first_sample`` to ``first_sample + n``: int64 ``[n, seq_len + 1]``; inputs and targets
-        overlap. Places without a token hold −100 (`birthmark.data.packing.borders.PADDING`).
+        overlap. Places without a token hold −100 (`birthmark.data.packing.PADDING`).
         """
 
 

@@ -1,10 +1,11 @@
-"""Config of the data."""
+"""Where tokens come from, as a config."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -12,8 +13,71 @@ from typing import Literal, Self, get_args
 from ..files import user_path
 from ..schema import SEEDS, outside
 from ..urls import keep_credentials
-from .altering.token_places import read_places
-from .mixing.config import WeightChange, schedule_problems
+
+# ---------------------------------------------------------------- tokens at given places of every sequence
+
+#: Word for a token that is drawn anew for each sample, uniform over the vocabulary.
+RANDOM = "random"
+
+
+def read_places(entries: Sequence[str]) -> dict[int, int | str]:
+    """Read ``POSITION=TOKEN`` or ``POSITION=random``, by position from 0.
+
+    Raises:
+        ValueError: an entry is neither, or a position occurs twice; the message repeats it.
+    """
+    found: dict[int, int | str] = {}
+    for entry in entries:
+        position, _, token = str(entry).partition("=")
+        if not position.isdecimal() or not (token.isdecimal() or token == RANDOM):
+            raise ValueError(f"{entry!r} is neither POSITION=TOKEN nor POSITION={RANDOM}, as in 0=17")
+        if int(position) in found:
+            raise ValueError(f"position {position} stands twice")
+        found[int(position)] = RANDOM if token == RANDOM else int(token)
+    return found
+
+
+# ---------------------------------------------------------------- shares of sources that change while a run goes on
+
+
+@dataclass(frozen=True)
+class WeightChange:
+    """The weights of a mixture from a step on."""
+
+    step: int
+    """Optimizer steps before it: the next batch is the first with these weights."""
+
+    weights: dict[str, float]
+    """Shares of the training tokens by the sources' names, relative to each other; a source that is left out is not
+    read."""
+
+    @property
+    def given(self) -> set[str]:
+        """Weights of the sources that are read."""
+        return {name for name, weight in self.weights.items() if weight}
+
+
+def schedule_problems(schedule: Sequence[WeightChange], names: Iterable[str]) -> list[str]:
+    """List everything that makes changes of the weights of these sources impossible, one line each, with the remedy."""
+    names, found, before = list(names), [], 0
+    if schedule and not names:
+        return ["data.schedule: changes the weights of data.sources, and there are none; leave it out"]
+    for i, change in enumerate(schedule):
+        place = f"data.schedule[{i}]"
+        if not before < change.step <= 10**10:
+            found.append(f"{place}.step: {change.step} is not above {before}, where the weights before it begin")
+        before = max(before, change.step)
+        for name, weight in change.weights.items():
+            if name not in names:
+                found.append(f"{place}.weights: {name!r} is none of data.sources; they are {', '.join(names)}")
+            if not 0 <= weight < math.inf:
+                found.append(f"{place}.weights: {weight} of {name!r} is not a number of at least 0")
+        if not change.given:
+            found.append(f"{place}.weights: none is positive; give a source that is read")
+    return found
+
+
+# ---------------------------------------------------------------- sources, splits, packing and batches
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 """Files that are one document each."""
@@ -28,7 +92,7 @@ COMPRESSIONS = (".gz", ".zst")
 """Compressions of text, .json, .jsonl and .csv files: ``notes.txt.gz`` is read as ``notes.txt``."""
 
 TOKEN_SUFFIXES = (".bin", ".npy", ".idx")
-"""Files of tokens; `birthmark.data.token_files.table` tells their formats apart."""
+"""Files of tokens; `birthmark.data.token_file_formats` tells their formats apart."""
 
 TokenDtype = Literal["", "uint8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 """Types in which tokens may be stored; "": the file says it."""
@@ -44,7 +108,7 @@ def corpus_suffix(name: str) -> str:
 
 
 def is_remote(named: str) -> bool:
-    """Return True if a path is a URL, which `birthmark.data.ingest.remote` copies."""
+    """Return True if a path is a URL, which `birthmark.data.remote` copies."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", named) is not None
 
 

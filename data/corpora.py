@@ -1,4 +1,4 @@
-"""Corpora: documents in a fixed order, each with a key that decides its split (`birthmark.data.splits`).
+"""Corpora: documents in a fixed order, each with a key that decides its split (`birthmark.data.documents`).
 
 The key of a file is its path below the folder that was named (its own name, if the file itself was named); the key of a
 table's row is its content.
@@ -13,10 +13,9 @@ from pathlib import Path
 from ..errors import UsageError
 from ..files import user_path
 from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix
-from .ingest.compressed import unpacked
+from .documents import SurveyedCorpus
 from .row_corpora import HubCorpus, TableCorpus
-from .survey.documents import SurveyedCorpus
-from .text_files import FileCorpus, KeyedPath, keyed, walk
+from .text_files import FileCorpus, KeyedPath, keyed, unpacked, walk
 
 _NOT_STDLIB = ("site-packages", "dist-packages", "__pycache__")
 _COLUMNAR = (".parquet", ".arrow")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import UsageError
+from .batches import uniforms
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .encode import beginning, stream_chunks
-from .ingest.remote import localised
-from .mixing.mixture import InTurn
-from .streams import uniforms
+from .mixture import InTurn
+from .remote import localised
 from .tokenizer import TextTokenizer
 
 if TYPE_CHECKING:

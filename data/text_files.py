@@ -1,13 +1,15 @@
-"""A corpus of text files: one document per file."""
+"""A corpus of text files: one document per file, compressed or not."""
 
 from __future__ import annotations
 
 import codecs
+import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -16,14 +18,112 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import user_path
-from .building.workers import in_processes, n_cores
+from ..files import check_file, read_bytes, reason_of, user_path
 from .cache import build_once, facts_of_files, file_states, fingerprint, takes_files
-from .config import DataConfig, corpus_suffix
+from .config import COMPRESSIONS, DataConfig, corpus_suffix
+from .documents import (
+    OUT,
+    WITHIN,
+    SurveyedCorpus,
+    key_digest,
+    name_hash,
+    split_place,
+    split_single_document,
+    text_hasher,
+)
 from .encode import SPLITS, Document, Split, Text
-from .ingest.compressed import content_blocks
-from .splits import OUT, WITHIN, key_digest, name_hash, split_place, split_single_document, text_hasher
-from .survey.documents import SurveyedCorpus
+from .workers import in_processes, n_cores
+
+# ---------------------------------------------------------------- compressed corpora
+# Gzip (``.gz``) and Zstandard (``.zst``) around text, .json, .jsonl and .csv files.
+#
+# A compressed file counts as its content: its key, its hash and so its split are those of the uncompressed file.
+
+_READ_BLOCK = 1 << 20
+
+
+def _open_gz(path: Path) -> Any:
+    return gzip.open(path, "rb")
+
+
+def _open_zst(path: Path) -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UsageError(f"{path}: .zst needs the pyarrow library; pip install birthmark[datasets]") from error
+    return pyarrow.input_stream(str(path), compression="zstd")
+
+
+_OPEN: dict[str, Callable[[Path], Any]] = {".gz": _open_gz, ".zst": _open_zst}
+
+
+def is_compressed(path: Path) -> bool:
+    """Return True if a file's name marks it as compressed."""
+    return path.suffix.lower() in COMPRESSIONS
+
+
+def content(path: Path, most: int) -> bytes:
+    """Return a file's content, without its compression; see `birthmark.files.read_bytes`.
+
+    Raises:
+        UsageError: the file cannot be read, or its compression is damaged.
+    """
+    if not is_compressed(path):
+        return read_bytes(path, most, UsageError)
+    try:
+        return b"".join(content_blocks(path))
+    except MemoryError:
+        raise UsageError(f"{path}: holds more than fits into memory") from None
+
+
+def unpacked(path: Path, cache_dir: Path) -> Path:
+    """Return a file without its compression: itself, or a copy in ``cache_dir``, reused while the file is unchanged.
+
+    Raises:
+        UsageError: the file cannot be read, or its compression is damaged.
+        RunError: the disk is full.
+    """
+    if not is_compressed(path):
+        return path
+    folder = cache_dir / f"unpacked-{fingerprint(file=file_states([path]), format=1)[:16]}"
+    name = path.stem
+
+    def build(scratch: Path) -> dict[str, Any]:
+        with (scratch / name).open("wb") as file:
+            file.writelines(content_blocks(path))
+        return {"files": facts_of_files(scratch)}
+
+    build_once(folder, build)
+    return folder / name
+
+
+def content_blocks(path: Path, size: int = _READ_BLOCK) -> Iterator[bytes]:
+    """Yield a file's content, without its compression, in blocks of at most ``size`` bytes.
+
+    Raises:
+        UsageError: the file cannot be read, or its compression is damaged.
+    """
+    check_file(path, fail=UsageError)
+    open_file = _OPEN[path.suffix.lower()] if is_compressed(path) else _open_plain
+    try:
+        if is_compressed(path) and not path.stat().st_size:
+            raise EOFError("empty")
+        with open_file(path) as file:
+            while block := file.read(size):
+                yield block
+    # gzip raises the second and third, pyarrow the first.
+    except (OSError, EOFError, zlib.error) as error:
+        if not is_compressed(path):
+            raise UsageError(f"{path}: cannot be read ({reason_of(error)})") from None
+        kind = path.suffix.lower().removeprefix(".")
+        raise UsageError(f"{path}: damaged {kind} ({reason_of(error)}); copy it again, or leave it out") from None
+
+
+def _open_plain(path: Path) -> Any:
+    return path.open("rb")
+
+
+# ---------------------------------------------------------------- a corpus of text files: one document per file
 
 _BLOCK = 1 << 20
 #: Bytes of the largest file that is held in memory as one text.

@@ -17,9 +17,9 @@ import torch
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
+from ..data.batches import stream_key
 from ..data.cache import build_once, fingerprint
 from ..data.probes import random_probe
-from ..data.streams import stream_key
 from ..errors import UsageError
 from ..files import file_sha256, save_tensors, tensor_file, user_path
 from ..models.birth import digest_of

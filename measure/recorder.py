@@ -19,7 +19,7 @@ from typing import Any, TypedDict, TypeVar
 import numpy as np
 import torch
 
-from ..data.packing.borders import DocumentBorders
+from ..data.packing import DocumentBorders
 from ..data.probes import passage_probe, random_probe
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ..data.packing.borders import DocumentBorders
+from ..data.packing import DocumentBorders
 from ..errors import UsageError
 from ..models.birth import Sharder, empty_decoder
 from ..models.decoder import Decoder

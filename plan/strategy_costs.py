@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.batch_shares import BatchShares
+from ..data.batch_sizes import BatchShares
 from ..trainer.config import TrainerConfig
 from ..trainer.strategies import fsdp2
 from ..trainer.strategies.table import StrategyName

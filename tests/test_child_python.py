@@ -9,7 +9,7 @@ import pytest
 
 import birthmark
 from birthmark.child_python import python_command, python_environment, search_path
-from birthmark.data.building.workers import in_processes
+from birthmark.data.workers import in_processes
 
 LAUNCH = Path(birthmark.__file__).parent / "launch"
 #: Modules that a child imports, of the standard library and of others.

@@ -182,7 +182,7 @@ def test_the_readme_begins_with_the_two_commands():
 SHIPPED = [*FILES, *(ROOT / f"{name}.py" for name in FLOORS[0] if (ROOT / f"{name}.py").is_file())]
 #: Modules that start programs; docs/security.md names these programs.
 STARTERS = {
-    "audit/pickled_weights.py", "data/building/workers.py", "launch/commands/launch.py", "launch/grids/slurm_array.py",
+    "audit/pickled_weights.py", "data/workers.py", "launch/commands/launch.py", "launch/grids/slurm_array.py",
     "models/attention/fused/c_library.py", "study/runner.py", "trainer/provenance.py",
 }  # fmt: skip
 #: Modules that name this Python and start none: files for a launcher, a line that shows it, a folder of programs.
@@ -256,7 +256,7 @@ def test_names_that_others_chose_are_joined_by_one_function(uses):
 
 def test_urls_are_opened_where_their_credentials_are_hidden(uses):
     # These read the copies that are on this machine, or what the hub's library fetches.
-    local_rows = {"data/row_corpora.py", "data/survey/table_rows.py"}
+    local_rows = {"data/row_corpora.py"}
     libraries = {"fsspec", "aiohttp", "requests", "httpx", "urllib3", "datasets"}
     clients = {file for file, (names, modules, _) in uses.items() if modules & libraries or "urlopen" in names}
     hiding = {"hide_credentials", "without_credentials"}

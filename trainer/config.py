@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..callbacks.config import LogConfig
-from ..data.batch_ramp import BatchRamp, BatchSizes
-from ..data.batch_shares import BatchShares
+from ..data.batch_sizes import BatchRamp, BatchShares, BatchSizes
 from ..data.config import DataConfig
 from ..errors import UsageError
 from ..evaluation.config import EvalConfig

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batch_shares import BatchShares
-from ..data.packing.borders import DocumentBorders
+from ..data.batch_sizes import BatchShares
+from ..data.packing import DocumentBorders
 from ..errors import RunError
 from ..measure.ranks import max_over_ranks, sum_over_ranks, world_size
 from ..models.adapters.attach import is_adapter

@@ -23,10 +23,10 @@ from rich.markup import escape
 
 from ..callbacks.loggers import check_installed, close_loggers
 from ..callbacks.wandb_run import WandbRun
-from ..data.batch_shares import BatchShares
-from ..data.building.splitting import told
+from ..data.batch_sizes import BatchShares
 from ..data.prepare import PreparedData, prepare
-from ..data.streaming.streamed_batches import StreamSource
+from ..data.process_batches import StreamSource
+from ..data.splitting import told
 from ..errors import UsageError
 from ..evaluation.evaluator import Evaluator, Material
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size

@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...data.batches import BatchSource
-from ...data.building.splitting import evaluation_texts
-from ...data.building.tokenised import naming
 from ...data.cache import fingerprint
 from ...data.config import DataConfig
 from ...data.corpora import open_corpus
-from ...data.ingest.remote import localised
 from ...data.prepare import PreparedData, prepare
-from ...data.streaming.streamed_batches import StreamSource
-from ...data.token_files.source import open_token_source
+from ...data.process_batches import StreamSource
+from ...data.remote import localised
+from ...data.splitting import evaluation_texts
+from ...data.token_files import open_token_source
+from ...data.tokenised import naming
 from ...errors import RunError, UsageError
 from ...models.adapters.adapter_config import AdapterConfig
 from ...models.adapters.attach import attach, initialize_adapter

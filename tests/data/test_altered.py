@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from birthmark.data.altering.altered_samples import AlteredSamples
 from birthmark.data.backcopy import BackCopy
 from birthmark.data.config import DataConfig
-from birthmark.data.prepare import prepare
+from birthmark.data.prepare import AlteredSamples, prepare
 from birthmark.errors import UsageError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birthmark.data.batch_ramp import BatchRamp, BatchSizes
+from birthmark.data.batch_sizes import BatchRamp, BatchSizes
 from birthmark.errors import UsageError
 from birthmark.trainer.config import RunConfig, TrainerConfig
 

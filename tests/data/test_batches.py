@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from birthmark.data import nearby
+from birthmark.data import batches as nearby
 from birthmark.data.backcopy import BackCopy
-from birthmark.data.batch_ramp import BatchRamp, BatchSizes
-from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows
-from birthmark.data.micro_batches import MicroBatches
-from birthmark.data.permutation import permuted
+from birthmark.data.batch_sizes import BatchRamp, BatchSizes
+from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows, permuted
+from birthmark.data.process_batches import MicroBatches
 from birthmark.errors import UsageError
 
 Make = Callable[..., ShardedTokens]

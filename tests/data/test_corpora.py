@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from birthmark.data import encode, text_files
 from birthmark.data.config import NAMED_CORPORA, DataConfig
 from birthmark.data.corpora import CORPORA, open_corpus
+from birthmark.data.documents import name_hash, split_single_document, validation_mask
 from birthmark.data.encode import encode_documents
-from birthmark.data.splits import name_hash, split_single_document, validation_mask
 from birthmark.data.text_files import FileCorpus
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError

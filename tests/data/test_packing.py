@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 
 from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows
 from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.mixing.mixture import InTurn
-from birthmark.data.packing.bins import best_fit, in_order
-from birthmark.data.packing.borders import PADDING, DocumentBorders
-from birthmark.data.packing.cuts import Layout
-from birthmark.data.packing.index import document_starts, pieces_of
+from birthmark.data.mixture import InTurn
+from birthmark.data.packing import PADDING, DocumentBorders, Layout, best_fit, document_starts, in_order, pieces_of
 from birthmark.data.prepare import prepare
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import UsageError

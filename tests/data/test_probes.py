@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from birthmark.data.backcopy import BackCopy
-from birthmark.data.batches import FixedWindows, ShardedTokens
+from birthmark.data.batches import FixedWindows, ShardedTokens, uniforms
 from birthmark.data.probes import N_CONTROLS, bos_controls, passage_probe, random_probe, text_ids, text_probe
-from birthmark.data.streams import uniforms
 from birthmark.data.tokenizer import TextTokenizer, train_bpe
 from birthmark.errors import UsageError
 

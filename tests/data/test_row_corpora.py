@@ -15,10 +15,10 @@ import pytest
 import xxhash
 
 from birthmark.data import row_corpora
+from birthmark.data import row_corpora as rows
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import Corpus, open_corpus
 from birthmark.data.shards import build_shards
-from birthmark.data.survey import table_rows as rows
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import UsageError
 
@@ -275,7 +275,7 @@ def test_a_row_that_is_no_text_is_named(tmp_path: Path, open_table: Callable[...
 def test_a_line_that_can_be_no_row_is_not_read(
     tmp_path: Path, open_table: Callable[..., Corpus], monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr("birthmark.data.ingest.bad_rows._MOST_LINE", 1 << 20)
+    monkeypatch.setattr("birthmark.data.bad_rows._MOST_LINE", 1 << 20)
     path = write(tmp_path / f"table.{suffix}", ["a" * (1 << 19), "b"])
     assert [len(document.text) for document in open_table(path).documents()] == [1 << 19, 1]
     with path.open("ab") as file:

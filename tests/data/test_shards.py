@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from birthmark.data.building import pieces
+from birthmark.data import shards as pieces
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.encode import SPLITS

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.mixing.mixture import Mixture
+from birthmark.data.mixture import Mixture
 from birthmark.data.prepare import PreparedData, prepare
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
@@ -177,8 +177,8 @@ def test_the_split_does_not_depend_on_how_a_file_is_read(
 ) -> None:
     fields = write("nanoGPT", tmp_path) | {"end_token": END}
     whole = prepare(config(**fields), vocab_size=VOCAB, seq_len=SEQ_LEN)
-    monkeypatch.setattr("birthmark.data.token_files.splits_of_files.BLOCK", 7)
-    monkeypatch.setattr("birthmark.data.token_files.splits_of_files._DOCUMENTS", 3)
+    monkeypatch.setattr("birthmark.data.token_file_splits.BLOCK", 7)
+    monkeypatch.setattr("birthmark.data.token_file_splits._DOCUMENTS", 3)
     by_piece = prepare(config(**fields, cache_dir=str(tmp_path / "other")), vocab_size=VOCAB, seq_len=SEQ_LEN)
     assert by_piece.record == whole.record
     assert stream(by_piece, "val") == stream(whole, "val")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from birthmark.data.packing.borders import DocumentBorders
+from birthmark.data.packing import DocumentBorders
 from birthmark.measure.measurement import measure
 from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.metrics.sinks import DocumentSinks

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from dataclasses import replace
 from pathlib import Path
 from birthmark.trainer.config_file import read_config
-from birthmark.data.batch_ramp import BatchRamp
-from birthmark.data.packing.borders import DocumentBorders
+from birthmark.data.batch_sizes import BatchRamp
+from birthmark.data.packing import DocumentBorders
 from birthmark.models.birth import born
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.module import PretrainModule

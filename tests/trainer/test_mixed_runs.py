@@ -8,8 +8,7 @@ import torch
 from quiet_runs import logged, run
 from rich.console import Console
 
-from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.mixing.config import WeightChange
+from birthmark.data.config import DataConfig, SourceConfig, WeightChange
 from birthmark.data.prepare import prepare
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir

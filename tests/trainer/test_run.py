@@ -16,7 +16,7 @@ import yaml
 from quiet_runs import logged, run, weights
 from rich.console import Console
 
-from birthmark.data.batch_ramp import BatchRamp
+from birthmark.data.batch_sizes import BatchRamp
 from birthmark.data.prepare import prepare
 from birthmark.errors import UsageError
 from birthmark.measure.config import SnapshotConfig

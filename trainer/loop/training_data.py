@@ -8,9 +8,8 @@ from typing import Any
 import lightning as L
 import torch
 
-from ...data.micro_batches import MicroBatches
 from ...data.prepare import PreparedData
-from ...data.streaming.streamed_batches import Places, StreamedBatches, StreamSource
+from ...data.process_batches import MicroBatches, Places, StreamedBatches, StreamSource
 from ...measure.ranks import gather_objects
 from ..config import RunConfig
 from .read_ahead import ReadAhead

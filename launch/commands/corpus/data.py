@@ -38,8 +38,8 @@ def run(options: Namespace) -> int:
     Raises:
         UsageError: a config, or a step, that is impossible.
     """
-    from ....data.mixing.shown import BORDER, BOS, described, first_samples, source_facts, step_batch
     from ....data.prepare import prepare
+    from ....data.preview import BORDER, BOS, described, first_samples, source_facts, step_batch
     from ....report.terminal import print_json
     from ....trainer.initial_model import resolve_init_from
 
@@ -103,7 +103,7 @@ def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]],
 
 
 def _print_sample(sample: dict[str, Any], console: Console) -> None:
-    from ....data.mixing.shown import BORDER
+    from ....data.preview import BORDER
 
     place = f"sample {sample['sample']:,}  {sample['source']} {sample['number']:,}"
     if sample["epoch"] is not None:

@@ -45,7 +45,7 @@ def run(options: Namespace) -> int:
     if data.path == "backcopy":
         raise UsageError("data.path: backcopy has no text to tokenise; its samples are computed")
 
-    from ....data.building.tokenised import tokenise
+    from ....data.tokenised import tokenise
     from ....report.terminal import print_json
 
     start = time.perf_counter()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from birthmark.data.building import training_text
-from birthmark.data.building.training_text import evenly, train_on_sample
+from birthmark.data import tokenised
+from birthmark.data.tokenised import evenly, train_on_sample
 from birthmark.data.tokenizer import train_bpe
 
 _DRAWN = random.Random(0)
@@ -49,7 +49,7 @@ def test_of_many_words_every_second_text_counts_or_every_fourth(tmp_path: Path, 
 
 
 def test_what_takes_memory_is_trained_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_text, "_WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(tokenised, "_WORTH_A_PROCESS", 0)
     expected = train_bpe(TEXTS, 300).content
-    monkeypatch.setattr(training_text, "train_bpe", None)
+    monkeypatch.setattr(tokenised, "train_bpe", None)
     assert train_on_sample(TEXTS, sum(len(t.encode()) for t in TEXTS), 300, tmp_path).content == expected

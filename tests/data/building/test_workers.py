@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from birthmark.data.building.workers import in_processes
+from birthmark.data.workers import in_processes
 from birthmark.errors import RunError, UsageError
 from birthmark.files import read_json, user_path
 
@@ -49,7 +49,7 @@ def test_a_process_that_is_killed_ends_the_work() -> None:
 
 _SCRIPT = """
 import time
-from birthmark.data.building.workers import in_processes
+from birthmark.data.workers import in_processes
 import os, sys
 if __name__ != "__main__":
     print("the script ran again", flush=True)

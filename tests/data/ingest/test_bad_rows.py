@@ -219,7 +219,7 @@ def test_tables_without_bad_rows_need_no_place_for_copies(
     open_table: Callable[..., Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lines(tmp_path / "a.jsonl", {})
-    monkeypatch.setattr("birthmark.data.ingest.bad_rows.takes_files", lambda folder: False)
+    monkeypatch.setattr("birthmark.data.bad_rows.takes_files", lambda folder: False)
     hashed = open_table(path, max_bad_rows=3).content_hash()
     assert not list((tmp_path / "cache").glob("cleaned-*"))
     assert hashed == open_table(path).content_hash()

@@ -24,10 +24,10 @@ from urllib.parse import parse_qs, urlsplit
 import fsspec
 import pytest
 
+from birthmark.data import remote
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
-from birthmark.data.ingest import remote
-from birthmark.data.mixing.mixture import Mixture
+from birthmark.data.mixture import Mixture
 from birthmark.data.prepare import prepare
 from birthmark.data.probes import passage_probe
 from birthmark.data.tokenizer import TextTokenizer

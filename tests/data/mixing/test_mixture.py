@@ -12,16 +12,14 @@ import pytest
 import xxhash
 from tokenizers import Tokenizer
 
-from birthmark.data.batch_ramp import BatchSizes
+from birthmark.data.batch_sizes import BatchSizes
 from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows
-from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.micro_batches import MicroBatches
-from birthmark.data.mixing.config import WeightChange
-from birthmark.data.mixing.mixture import InTurn, Mixture
-from birthmark.data.mixing.order import SourceOrder
+from birthmark.data.config import DataConfig, SourceConfig, WeightChange
+from birthmark.data.mixture import InTurn, Mixture, SourceOrder
 from birthmark.data.prepare import prepare
-from birthmark.data.token_files.layout import TokenFile
-from birthmark.data.token_files.spans import SpanTokens
+from birthmark.data.process_batches import MicroBatches
+from birthmark.data.token_file_formats import TokenFile
+from birthmark.data.token_files import SpanTokens
 from birthmark.errors import RunError, UsageError
 
 SEQ_LEN = 4

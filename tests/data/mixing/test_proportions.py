@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from birthmark.data.mixing.proportions import Proportions, _spread
+from birthmark.data.mixture import Proportions, _spread
 
 # Neighbours of very different sizes are what a tree of halves does worst with.
 WEIGHTS = st.lists(st.sampled_from([0.0, 1e-7, 0.01, 0.5, 1.0]) | st.floats(1e-3, 1e3), min_size=1, max_size=8)

@@ -15,8 +15,8 @@ import pytest
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.prepare import prepare
-from birthmark.data.streaming.stream import START, Stream, StreamPlace
-from birthmark.data.streaming.streamed_batches import StreamSource
+from birthmark.data.process_batches import StreamSource
+from birthmark.data.streaming import START, Stream, StreamPlace
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
 

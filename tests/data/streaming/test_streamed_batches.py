@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from birthmark.data.batch_ramp import BatchRamp, BatchSizes
-from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.mixing.config import WeightChange
-from birthmark.data.mixing.order import SourceOrder
+from birthmark.data.batch_sizes import BatchRamp, BatchSizes
+from birthmark.data.config import DataConfig, SourceConfig, WeightChange
+from birthmark.data.mixture import SourceOrder
 from birthmark.data.prepare import PreparedData, prepare
-from birthmark.data.streaming.shuffled_order import ShuffledOrder
-from birthmark.data.streaming.stream import StreamPlace, StreamSettings
-from birthmark.data.streaming.streamed_batches import Places, StreamedBatches, StreamSource
+from birthmark.data.process_batches import Places, StreamedBatches, StreamSource
+from birthmark.data.streaming import ShuffledOrder, StreamPlace, StreamSettings
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from birthmark.data.building.splitting import told
-from birthmark.data.building.tokenised import tokenise
+from birthmark.data import splitting
 from birthmark.data.config import DataConfig
 from birthmark.data.encode import Document
 from birthmark.data.prepare import prepare
-from birthmark.data.survey import decontamination
-from birthmark.data.survey.decontamination import NGrams
+from birthmark.data.splitting import NGrams, told
+from birthmark.data.tokenised import tokenise
 from birthmark.errors import UsageError
 
 
@@ -36,7 +35,7 @@ def random_text(rng: random.Random, n_words: int, n_different: int) -> str:
 @pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize("block", [1 << 21, 60])
 def test_what_is_found_is_what_sets_of_words_find(n: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decontamination, "_LONGEST", block)
+    monkeypatch.setattr(splitting, "_LONGEST", block)
     rng = random.Random(n)
     evaluation = [random_text(rng, rng.randrange(40), 3) for _ in range(6)]
     ngrams = NGrams.of([Document("train", text) for text in evaluation], n)

@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birthmark.data.building.splitting import told
 from birthmark.data.cache import fingerprint
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
+from birthmark.data.documents import OUT, TRAIN, VAL, WITHIN, text_hash
 from birthmark.data.prepare import prepare
-from birthmark.data.splits import OUT, TRAIN, VAL, WITHIN, text_hash
-from birthmark.data.survey.held_out import codes_by_content, duplicates
+from birthmark.data.splitting import codes_by_content, duplicates, told
 from birthmark.errors import RunError
 from birthmark.trainer.run_folder import same_corpus
 

@@ -7,9 +7,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from birthmark.data.batch_ramp import BatchRamp
-from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.mixing.config import WeightChange
+from birthmark.data.batch_sizes import BatchRamp
+from birthmark.data.config import DataConfig, SourceConfig, WeightChange
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.trainer.module import PretrainModule

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from birthmark.data.batch_ramp import BatchSizes
-from birthmark.data.micro_batches import MicroBatches
+from birthmark.data.batch_sizes import BatchSizes
+from birthmark.data.process_batches import MicroBatches
 from birthmark.errors import RunError
 from birthmark.trainer.loop.read_ahead import ReadAhead
 from birthmark.trainer.processes.phases import Progress

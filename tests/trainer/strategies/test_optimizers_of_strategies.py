@@ -8,7 +8,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from birthmark.data.batch_ramp import BatchRamp
+from birthmark.data.batch_sizes import BatchRamp
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.adapters.adapter_config import AdapterConfig
 from birthmark.trainer.optimizers.table import OPTIMIZERS, optimizer_strategy_problem

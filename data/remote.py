@@ -18,11 +18,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from ...errors import RunError, UsageError
-from ...files import one_line, path_below, reason_of, user_path
-from ...urls import VARIABLE, credentials_of, hide_credentials, keep_credentials, with_credentials
-from ..cache import build_once, facts_of_files, fingerprint
-from ..config import DataConfig, is_remote
+from ..errors import RunError, UsageError
+from ..files import one_line, path_below, reason_of, user_path
+from ..urls import VARIABLE, credentials_of, hide_credentials, keep_credentials, with_credentials
+from .cache import build_once, facts_of_files, fingerprint
+from .config import DataConfig, is_remote
 
 _TRIES = 3
 _BACK_OFF_S = 1.0

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..batch_ramp import BatchSizes
-from ..micro_batches import MicroBatches
-from ..packing.borders import PADDING
-from ..packing.cuts import Layout
-from ..prepare import PreparedData
-from ..streaming.streamed_batches import StreamedBatches, StreamSource
-from ..tokenizer import TextTokenizer
+from .batch_sizes import BatchSizes
 from .mixture import Mixture
+from .packing import PADDING, Layout
+from .prepare import PreparedData
+from .process_batches import MicroBatches, StreamedBatches, StreamSource
+from .tokenizer import TextTokenizer
 
 #: Behind the end of a document of a sample, and in place of a BOS.
 BORDER, BOS = "‖", "⊢"

@@ -1,28 +1,78 @@
-"""A rank's micro-batches from streams: each stream gives an equal, contiguous part of the global batch.
-
-Stream ``l`` of L gives the ``l``-th of L parts of each global batch. If L does not divide the batch, parts differ by
-one sample and streams take turns at the longer ones, so that all give equally over L steps. The mixture decides the
-source by a sample's number. A rank reads only the streams that its part of the batch touches at any step: if the number
-of streams is a multiple of the number of processes and divides the batch, no text is read twice.
-"""
+"""The batches of one process, in micro-batches: of samples that are computed, and of streams."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from itertools import count
+from itertools import count, islice
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
-from ...errors import RunError
-from ..batch_ramp import BatchSizes
-from ..batch_shares import BatchShares
-from ..mixing.order import SourceOrder
-from ..tokenizer import TextTokenizer
-from .stream import START, Stream, StreamPlace, StreamSettings
-from .streamed_table import StreamedTable
+from ..errors import RunError
+from .batch_sizes import BatchShares, BatchSizes
+from .batches import BatchSource
+from .mixture import SourceOrder
+from .streaming import START, Stream, StreamedTable, StreamPlace, StreamSettings
+from .tokenizer import TextTokenizer
+
+
+class MicroBatches(IterableDataset[torch.Tensor]):
+    """One rank's micro-batches of steps ``first_step`` to ``last_step`` (excluded; None: without end).
+
+    Yields int64 tensors ``[n, seq_len + 1]``, n ≤ ``micro_batch_size``. In every step rank ``r`` takes the ``r``-th
+    contiguous part of the global batch (`BatchShares`). A micro-batch without a sequence borrows one of another
+    process, with weight 0. For a ``DataLoader`` with ``batch_size=None``; its workers take turns, so the order is that
+    of a single process.
+
+    Raises:
+        UsageError: there are fewer sequences than processes.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        *,
+        first_step: int = 0,
+        last_step: int | None = None,
+        sizes: BatchSizes,
+        micro_batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__()
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size} processes")
+        self.source = source
+        self.first_step = first_step
+        self.last_step = last_step
+        self.sizes, self.micro_batch_size = sizes, micro_batch_size
+        self.rank, self.world_size = rank, world_size
+        self.shares(first_step)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        turn, turns = (worker.id, worker.num_workers) if worker else (0, 1)
+        steps = count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
+        parts = ((step, part) for step in steps for part in self.shares(step).parts(self.rank))
+        for step, part in islice(parts, turn, None, turns):
+            here = part or range(1)
+            yield torch.from_numpy(self.source.batch(self.sizes.before(step) + here.start, len(here)))
+
+    def shares(self, step: int) -> BatchShares:
+        """Return the shares of the processes in the batch of step ``step``."""
+        return BatchShares(self.sizes.size(step), self.micro_batch_size, self.world_size)
+
+
+# ---------------------------------------------------------------- a rank's micro-batches from streams
+# Each stream gives an equal, contiguous part of the global batch.
+#
+# Stream ``l`` of L gives the ``l``-th of L parts of each global batch. If L does not divide the batch, parts differ
+# by one sample and streams take turns at the longer ones, so that all give equally over L steps. The mixture decides
+# the source by a sample's number. A rank reads only the streams that its part of the batch touches at any step: if
+# the number of streams is a multiple of the number of processes and divides the batch, no text is read twice.
 
 #: Steps of which it is remembered where streams stood: more than are read ahead of training.
 _REMEMBERED = 32
@@ -55,7 +105,7 @@ class StreamSource:
 class StreamedBatches:
     """One rank's micro-batches of step ``first_step`` and on, without end.
 
-    The form is that of `birthmark.data.micro_batches.MicroBatches`.
+    The form is that of `birthmark.data.process_batches.MicroBatches`.
 
     Args:
         source: the streamed sets.

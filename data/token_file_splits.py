@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..splits import below
-from ..streams import stream_key
-from .layout import TokenFile
+from .batches import stream_key
+from .documents import below
+from .token_file_formats import TokenFile
 
 #: Tokens that a pass over a file holds at once.
 BLOCK = 1 << 24

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from ...child_python import python_command, python_environment, search_path
-from ...errors import RunError, UsageError
-from ...urls import credentials_for_children
+from ..child_python import python_command, python_environment, search_path
+from ..errors import RunError, UsageError
+from ..urls import credentials_for_children
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""Corpora of tokens, from the paths that a user names to the splits of training and validation."""
+"""A corpus of tokens, from the paths that a person names to what training and validation read."""
 
 from __future__ import annotations
 
@@ -10,18 +10,71 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import UsageError
-from ...files import user_path
-from ..batches import Tokens
-from ..cache import META, Meta, build_once, facts_of_files, file_states, fingerprint, read_built
-from ..config import DataConfig
-from ..shards import Shards, ShardsMeta, unigram_cross_entropy
-from ..splits import key_digest
-from ..tokenizer import TextTokenizer
-from .layout import TokenFile, file_bytes
-from .spans import SpanTokens, token_too_large
-from .splits_of_files import FileSplit, blocks, largest_token, split_files
-from .table import find_token_files, holds_tokens
+from ..errors import RunError, UsageError
+from ..files import user_path
+from .batches import JoinedTokens, Tokens
+from .cache import META, Meta, build_once, facts_of_files, file_states, fingerprint, read_built
+from .config import DataConfig
+from .documents import key_digest
+from .shards import Shards, ShardsMeta, unigram_cross_entropy
+from .token_file_formats import TokenFile, file_bytes, find_token_files, holds_tokens
+from .token_file_splits import FileSplit, blocks, largest_token, split_files
+from .tokenizer import TextTokenizer
+
+
+class SpanTokens(JoinedTokens):
+    """Spans of files, one after another; see `birthmark.data.batches.Tokens`.
+
+    Args:
+        files: that hold the spans.
+        spans: int64 ``[spans, 3]``: number of the file, first token in it, tokens.
+        vocab_size: a token that is not below it ends the reading.
+    """
+
+    def __init__(self, files: Sequence[TokenFile], spans: np.ndarray, vocab_size: int) -> None:
+        self.files = list(files)
+        self.spans = spans[spans[:, 2] > 0]
+        self.limit = vocab_size
+        self._map()
+
+    def _map(self) -> None:
+        self._join([file.tokens() for file in self.files], *self.spans.T)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"files": self.files, "spans": self.spans, "limit": self.limit}
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """Read ``length`` tokens from each of ``starts``, across spans if needed; int64 ``[n, length]``.
+
+        Raises:
+            RunError: a token that the vocabulary does not have; names the file.
+        """
+        out = super().read(starts, length)
+        if self.may_hold_too_large(out):
+            self._refuse(starts, out)
+        return out
+
+    def _refuse(self, starts: np.ndarray, out: np.ndarray) -> None:
+        assert self.limit is not None
+        row, column = np.unravel_index(int((out.view(np.uint64) >= self.limit).argmax()), out.shape)
+        span = int(np.searchsorted(self._ends_P, starts[row] + column, side="right"))
+        file = self.files[int(self.spans[span, 0])]
+        raise token_too_large(file, int(out[row, column]), self.limit)
+
+
+def token_too_large(file: TokenFile, token: int, vocab_size: int) -> RunError:
+    """Make the error for a file with a token outside the vocabulary."""
+    bits = 8 * np.dtype(file.dtype).itemsize
+    if "i" in file.dtype and token >= 1 << (bits - 1):
+        token -= 1 << bits  # of a negative one only its bits are known
+    return RunError(
+        f"{file.path}: holds token {token}, the vocabulary has {vocab_size}; give the tokenizer that made it, its "
+        "data.token_dtype, or a larger model.vocab_size"
+    )
+
+
+# ---------------------------------------------------------------- source
+# Corpora of tokens, from the paths that a user names to the splits of training and validation.
 
 #: A file's content is identified by this many parts of it, evenly over the whole, of so many bytes.
 _PARTS, _PART_BYTES = 16, 1 << 16

@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import UsageError
-from ...files import one_line, reason_of
-from ..cache import Meta, build_once, facts_of_files, file_states, fingerprint, takes_files
+from ..errors import UsageError
+from ..files import one_line, reason_of
+from .cache import Meta, build_once, facts_of_files, file_states, fingerprint, takes_files
 
 _COPIED = 1 << 20
 #: Bytes of the longest row of a file of lines: readers hold several times as much.

@@ -1,1 +1,0 @@
-"""Samples changed on purpose, for studies of the effect of data."""

@@ -1,1 +1,0 @@
-"""Construction of token shards, piece by piece, by several processes, so that a killed build resumes."""

@@ -1,1 +1,0 @@
-"""Ingestion: remote, compressed or damaged corpora become files that can be read."""

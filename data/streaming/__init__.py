@@ -1,1 +1,0 @@
-"""Streamed sets, never whole on the disk: read file by file, tokenised ahead, resumed to the token."""
