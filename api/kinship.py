@@ -17,7 +17,7 @@ from ..measure.foreign import ForeignModel
 from ..measure.hidden_states import FingerprintProbe
 from ..metrics.config import LineageTestConfig
 from ..metrics.seedprint import Fingerprint
-from ..models.by_block.block_weights import HeldWeights
+from ..models.by_block import HeldWeights
 from ..models.decoder import Decoder
 from ..schema import mistyped
 from ..study.lineage.comparison import check_comparable, check_probe, choose_probe, compare_models

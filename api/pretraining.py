@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..files import user_path
 from ..measure.records import RunDir
-from ..models.dotted import dotted
+from ..models.config import dotted
 from ..trainer.config import RunConfig
 from ..trainer.config_file import build_config, read_config
 from .run import Run

@@ -23,7 +23,7 @@ from ..errors import RunError, UsageError
 from ..files import atomic_path, content_digest, one_line, read_json, read_sealed_json, write_sealed_json
 from ..measure.records import RunDir
 from ..models.birth import Digest, certificate_of
-from ..models.by_block.block_weights import BlockWeights
+from ..models.by_block import BlockWeights
 from ..models.config import ModelConfig
 from ..models.parameter_shapes import tensor_shapes
 from ..schema import Bounds, Count, Sha256

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..files import content_digest, strict, user_path
 from ..metrics.weight_kinship import Kinship, kinship
 from ..models.birth import certificate_of
-from ..models.by_block.block_weights import BlockWeights
+from ..models.by_block import BlockWeights
 from ..models.config import ModelConfig
 from ..models.parameter_shapes import parameter_shapes, tensor_shapes
 from ..trainer.by_name.model_names import open_source

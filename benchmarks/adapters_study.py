@@ -26,8 +26,8 @@ from birthmark.data.config import DataConfig
 from birthmark.data.prepare import PreparedData, prepare
 from birthmark.data.probes import random_probe
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
-from birthmark.models.adapters.adapter_config import AdapterConfig
-from birthmark.models.adapters.attach import attach, initialize_adapter
+from birthmark.models.adapter_config import AdapterConfig
+from birthmark.models.adapters import attach, initialize_adapter
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
 from birthmark.models.decoder import Decoder

@@ -33,8 +33,13 @@ from birthmark.metrics.matched_weights import StreamWeights, compare_weights
 from birthmark.metrics.seedprint import Fingerprint, HiddenStates, compare
 from birthmark.models.birth import born
 from birthmark.models.changes.change import Change, ModelWeights, decoder_of, weights_of
-from birthmark.models.changes.channels import ChannelPermutation, ChannelScaling, Rotation, SignFlips
-from birthmark.models.changes.unit_order import UnitPermutation
+from birthmark.models.changes.coordinates import (
+    ChannelPermutation,
+    ChannelScaling,
+    Rotation,
+    SignFlips,
+    UnitPermutation,
+)
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import birthmark as bm
 from birthmark.data.backcopy import BackCopy, trigger_mask
 from birthmark.models.attention.aggregation import AnalyticCalibration
-from birthmark.models.attention.grouped_heads import over_heads
+from birthmark.models.attention.fused.backends import over_heads
 from birthmark.models.attention.normalisers import WeightedSum
 from birthmark.models.decoder import Block, Decoder
 from birthmark.trainer.module import next_token_losses

@@ -18,8 +18,7 @@ from typing import Any
 from birthmark.data.probes import random_probe
 from birthmark.measure.measurement import measure
 from birthmark.models.birth import born
-from birthmark.models.by_block.decoder_by_block import DecoderByBlock
-from birthmark.models.by_block.drawn_weights import DrawnWeights
+from birthmark.models.by_block import DecoderByBlock, DrawnWeights
 from birthmark.trainer.by_name.shipped_configs import find_config
 from birthmark.trainer.config_file import read_config
 

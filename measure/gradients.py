@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..errors import RunError, UsageError
 from ..metrics.declarations.outliers_and_gradients import GRADIENTS
 from ..metrics.gradient_norms import HEAD_PLACES, GradientNorms, GradientResult, first_over_others
-from ..models.adapters.attach import adapter_of, attach
+from ..models.adapters import adapter_of, attach
 from ..models.attention.document_mask import Documents
 from ..models.attention.positions import Placement
 from ..models.decoder import Decoder

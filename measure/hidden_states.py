@@ -23,7 +23,7 @@ from ..data.probes import random_probe
 from ..errors import UsageError
 from ..files import file_sha256, save_tensors, tensor_file, user_path
 from ..models.birth import digest_of
-from ..models.by_block.decoder_by_block import DecoderByBlock
+from ..models.by_block import DecoderByBlock
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .foreign import ForeignConfig, ForeignModel

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RunError, UsageError
-from ..models.attention.grouped_heads import over_heads
+from ..models.attention.fused.backends import over_heads
 from ..models.attention.normalisers import WeightedSum, query_blocks
 from ..models.decoder import Decoder
 from ..models.mlp import MLP

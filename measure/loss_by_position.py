@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ..errors import RunError, UsageError
-from ..models.attention.eviction import Eviction
 from ..models.attention.kv_cache import KeyValueCache
+from ..models.attention.positions import Eviction
 from ..models.decoder import Decoder
 from .measurement import evaluation_mode
 from .next_tokens import first_prediction, mean_and_error

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..metrics.sinks import KeySummer
 from ..models.attention.weight_reader import read_weights
-from ..models.by_block.decoder_by_block import DecoderByBlock
+from ..models.by_block import DecoderByBlock
 from ..models.decoder import Decoder
 from ..models.observe import Site
 from ..models.tensor_shards import reshard

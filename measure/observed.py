@@ -19,8 +19,8 @@ from ..metrics.directions import SeedAlignment
 from ..metrics.preference import Ranked, TokenPreference
 from ..metrics.quantity import Quantity, Sizes
 from ..metrics.sinks import KeySums, key_sums
-from ..models.adapters.adapter_config import AdapterConfig
-from ..models.adapters.attach import adapter_of
+from ..models.adapter_config import AdapterConfig
+from ..models.adapters import adapter_of
 from ..models.config import ModelConfig
 from ..models.decoder import Block, Decoder
 from ..models.mlp import MLP

@@ -19,7 +19,7 @@ from ..files import one_line, user_path
 from ..metrics.sinks import KeySummer
 from ..models.attention.document_mask import Documents
 from ..models.attention.weight_reader import read_weights
-from ..models.by_block.decoder_by_block import DecoderByBlock
+from ..models.by_block import DecoderByBlock
 from ..models.decoder import Decoder
 from ..models.observe import Attended, Observer, Site, Sublayer
 from ..models.tensor_shards import compute_dtype

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..metrics.matched_weights import StreamWeights, spread_rows
-from ..models.by_block.block_weights import BlockWeights, HeldWeights, chosen_rows
-from ..models.by_block.decoder_by_block import DecoderByBlock
+from ..models.by_block import BlockWeights, DecoderByBlock, HeldWeights, chosen_rows
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.parameter_shapes import parameter_shapes

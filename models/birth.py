@@ -1,9 +1,4 @@
-"""Birth: every parameter's initial value from one seed and its own name, on any device, in any order (definitions §1).
-
-Values are drawn with numpy's counter-based Philox in blocks of a fixed number of elements. Each block has a key of its
-own, a hash of (``init_seed``, parameter name, block number), so that a shard draws just the blocks that it holds and
-two configs share every parameter that they have in common.
-"""
+"""Birth: every parameter's initial value from one seed and its own name, in any order (definitions §1)."""
 
 from __future__ import annotations
 
@@ -13,18 +8,28 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
+from ..files import save_tensors
 from .attention.correlation import initialize_moments
 from .config import ModelConfig
 from .decoder import Decoder
-from .init import Distribution, birth_plan
-from .keyed_random import keyed_generator
+from .exchange.weight_files import SHARD_BYTES, shard_file_names, split_into_shards, write_index
+from .init import Distribution, birth_plan, keyed_generator
 from .tensor_shards import full_shape, full_tensor, shard_of
+
+# ---------------------------------------------------------------- birth
+# Every parameter's initial value from one seed and its own name, on any device, in any order (definitions §1).
+#
+# Values are drawn with numpy's counter-based Philox in blocks of a fixed number of elements. Each block has a key of
+# its own, a hash of (``init_seed``, parameter name, block number), so that a shard draws just the blocks that it
+# holds and two configs share every parameter that they have in common.
 
 #: Shards a model on the meta device over ranks, in place.
 Sharder = Callable[[Decoder], object]
@@ -212,3 +217,48 @@ def certificate_of(
         each(name, values)
         del values  # what `each` did not keep goes before the next is drawn
     return _certificate(model, config, init_seed, sha.hexdigest())
+
+
+# ---------------------------------------------------------------- a birth straight into files, one shard at a time
+# No machine needs to hold the whole model.
+
+
+def write_birth(
+    config: ModelConfig,
+    init_seed: int,
+    folder: Path,
+    max_shard_bytes: int = SHARD_BYTES,
+    each: Callable[[str, np.ndarray], object] = lambda name, values: None,
+) -> dict[str, Any]:
+    """Write the weights of a birth as float32 safetensors, one shard in memory at a time.
+
+    ``model.safetensors`` if they fit into one shard, else ``model-00001-of-0000N.safetensors`` … and
+    ``model.safetensors.index.json``, which says where each parameter lies.
+
+    Args:
+        config: the model.
+        init_seed: the seed of the birth.
+        folder: folder for the files; it exists and holds none of them.
+        max_shard_bytes: largest sum of the parameters of one shard, in bytes.
+        each: called with every parameter's name and initial values, in name order, before it is written.
+
+    Returns:
+        The birth's certificate, as :func:`~birthmark.models.birth.certificate_of` gives it.
+    """
+    with torch.device("meta"):
+        sizes = {name: 4 * parameter.numel() for name, parameter in sorted(Decoder(config).named_parameters())}
+    parts = split_into_shards(sizes, max_shard_bytes)
+    file_of = {name: file for file, part in zip(shard_file_names(len(parts)), parts, strict=True) for name in part}
+    last = {part[-1] for part in parts}
+    shard: dict[str, np.ndarray] = {}
+
+    def keep(name: str, values: np.ndarray) -> None:
+        each(name, values)
+        shard[name] = values
+        if name in last:
+            save_tensors(save_file, shard, folder / file_of[name], metadata={"format": "pt"})
+            shard.clear()
+
+    certificate = certificate_of(config, init_seed, keep)
+    write_index(folder, file_of, sum(sizes.values()))
+    return certificate

@@ -1,16 +1,77 @@
-"""Config of the model: every architecture is a value of these dataclasses and nothing else."""
+"""The model, as a config: every architecture is a value of these dataclasses and nothing else."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from ..errors import UsageError
 from ..schema import outside
-from .attention.config import AttentionConfig, CalibrationConfig, Setting
-from .attention.latent.latent_config import LatentConfig
-from .dropout.dropout_config import DropoutConfig
-from .experts.experts_config import ExpertsConfig
+from .attention.config import AttentionConfig, CalibrationConfig, LatentConfig, Setting
+from .experts.config import ExpertsConfig
+
+# ---------------------------------------------------------------- fields of nested configs by their dotted names
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a tree of fields, in its order: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``; a list is one leaf.
+
+    Args:
+        tree: mapping from ``dataclasses.asdict`` or a YAML file.
+        prefix: prefix of every name.
+    """
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the tree whose leaves have these dotted names, the inverse of `dotted`: ``{"a.b": 1}`` is ``{"a": {"b":
+    1}}``.
+    """
+    tree: dict[str, Any] = {}
+    for name, value in fields.items():
+        *groups, last = name.split(".")
+        branch = tree
+        for group in groups:
+            below = branch.get(group)
+            branch[group] = branch = below if isinstance(below, dict) else {}
+        branch[last] = value
+    return tree
+
+
+# ---------------------------------------------------------------- dropout
+
+
+@dataclass(frozen=True)
+class DropoutConfig:
+    """Dropout in training passes (arXiv 1207.0580), as in GPT-2; off during measurements."""
+
+    embedding: float = 0.0
+    """Share of the channels of what enters the first block, token and position embeddings together, that become 0 in a
+    training pass; the others are divided by 1 minus it; 0.1 in GPT-2 (Radford et al. 2019)."""
+
+    residual: float = 0.0
+    """The same of what attention and MLP give, before it is added to the residual stream; 0.1 in GPT-2 (Radford et al.
+    2019)."""
+
+    attention: float = 0.0
+    """The same of the weights of attention; without a fused kernel, since none gives the same masks everywhere; 0.1 in
+    GPT-2 (Radford et al. 2019)."""
+
+    @property
+    def is_on(self) -> bool:
+        """True if anything is dropped."""
+        return any(getattr(self, field.name) for field in fields(self))
+
+    def problems(self) -> list[str]:
+        """List values out of range, one line each, with the remedy."""
+        return outside("model.dropout", self, {field.name: (0, 0.99) for field in fields(self)})
+
+
+# ---------------------------------------------------------------- the model
 
 __all__ = [
     "AttentionConfig",

@@ -1,30 +1,68 @@
-"""The decoder: embeddings, blocks, output head.
-
-Parameter names are a file format (definitions §1): renaming one changes every birth.
-"""
+"""The decoder: embeddings, blocks, output head; and text that it writes a token at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from ..errors import UsageError
+from .attention.attention import attention_of
 from .attention.document_mask import Documents
 from .attention.kv_cache import KeyValueCache, LayerCache
-from .attention.latent.latent_attention import attention_of
 from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
-from .dropout.masks import Dropout
+from .dropout import Dropout
 from .experts.routed_mlp import Mixture
 from .experts.routing_losses import GlobalChoices, RoutingCost, RoutingLosses
-from .head import Head, read_out
-from .init import Embedding
-from .linear_cross_entropy import IGNORED, TokenLosses
+from .init import Embedding, Linear, ParameterRole
+from .linear_cross_entropy import IGNORED, TokenLosses, linear_cross_entropy, soft_capped
 from .mlp import MLP
 from .norms import NORMS, cast_once, sublayer_norms
 from .observe import Observer, show_residual, show_sublayer
+
+# ---------------------------------------------------------------- output of the decoder from its last hidden states
+# Logits, or losses of targets.
+#
+# Both are computed inside one module's forward pass, so that a strategy that shards weights gathers the table once.
+
+
+def read_out(
+    x: Tensor, weight_VD: Tensor, targets: Tensor | None = None, z_loss: float = 0.0, cap: float | None = None
+) -> Tensor | TokenLosses:
+    """Compute logits ``[…, D] → […, V]``, soft-capped if ``cap`` is given; or the losses of ``targets`` ``[…]``.
+
+    Computes in the dtype of ``x``, or of autocast: a strategy may have gathered the weights in a narrower one.
+    """
+    if targets is None:
+        narrower = not torch.is_autocast_enabled(x.device.type)
+        return soft_capped(F.linear(x, weight_VD.to(x.dtype) if narrower else weight_VD), cap)
+    losses = linear_cross_entropy(x.flatten(0, -2), weight_VD, targets.flatten(), z_loss=z_loss, cap=cap)
+    # Not by _replace: torch 2.11 cannot compile its result.
+    return TokenLosses(*losses[:3], per_token=losses.per_token.view(targets.shape))
+
+
+class Head(Linear):
+    """Output head: a separate table of vectors, ``weight`` ``[V, D]``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.d_model, config.vocab_size, bias=False)
+        self.parameter_roles = {"weight": ParameterRole.HEAD}
+        self.cap = config.logit_softcap
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, targets: Tensor | None = None, z_loss: float = 0.0
+    ) -> Tensor | TokenLosses:
+        """See :func:`read_out`."""
+        return read_out(x, self.weight, targets, z_loss, self.cap)
+
+
+# ---------------------------------------------------------------- the decoder: embeddings, blocks, output head
+# Parameter names are a file format (definitions §1): renaming one changes every birth.
 
 
 def _dropped(x_BTD: Tensor, place: str, dropout: Dropout | None) -> Tensor:
@@ -188,3 +226,54 @@ def _counting(tokens_BT: Tensor, targets_BS: Tensor) -> Tensor:
     counts_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     counts_BT[:, -targets_BS.shape[1] :] = targets_BS != IGNORED
     return counts_BT
+
+
+# ---------------------------------------------------------------- text, a token at a time
+
+
+def choose(logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
+    """Choose one token id per row, ``[B]``: the likeliest at temperature 0, else drawn from the ``top_k`` likeliest."""
+    if temperature == 0:
+        return logits_BV.argmax(-1)
+    logits_BV = logits_BV.float() / temperature
+    if top_k is not None and top_k < logits_BV.shape[-1]:
+        least_B1 = logits_BV.topk(top_k).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+    return torch.multinomial(logits_BV.softmax(-1), 1, generator=generator)[:, 0]
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    tokens_BT: Tensor,
+    n_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Iterator[Tensor]:
+    """Go on from ``tokens_BT``: yields the next token ids ``[B]``, ``n_tokens`` times.
+
+    Args:
+        model: a model in evaluation mode.
+        tokens_BT: int64 ``[B, T]``, T at least 1.
+        n_tokens: number of tokens to write.
+        temperature: that logits are divided by; 0 takes the likeliest token.
+        top_k: draw from so many of the likeliest only.
+        seed: decides the draws, and nothing else.
+
+    Raises:
+        UsageError: more positions than a learned table holds.
+    """
+    n_positions, config = tokens_BT.shape[1] + n_tokens, model.config
+    if config.positions == "learned" and n_positions - 1 > config.max_seq_len:
+        raise UsageError(
+            f"{tokens_BT.shape[1]} tokens of prompt and {n_tokens} more: this model's learned positions end at "
+            f"{config.max_seq_len}; ask for at most {max(config.max_seq_len - tokens_BT.shape[1] + 1, 0)} tokens"
+        )
+    cache = KeyValueCache(config, n_positions)
+    generator = torch.Generator(model.embed.weight.device).manual_seed(seed)
+    for _ in range(n_tokens):
+        tokens_B = choose(model(tokens_BT, last_only=True, cache=cache), temperature, top_k, generator)
+        yield tokens_B
+        tokens_BT = tokens_B[:, None]

@@ -1,11 +1,13 @@
-"""Initialisation: distributions of parameters, the initialisers that choose them, and the layers that own them."""
+"""Initial values: distributions, the initialisers that choose them, their layers, and the roles of parameters."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +16,65 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import InitConfig
-from .parameter_roles import ParameterRole
+
+# ---------------------------------------------------------------- random generators by key
+
+
+def keyed_generator(init_seed: int, *parts: object) -> np.random.Generator:
+    """Return a Philox generator keyed by a hash of ``init_seed`` and ``parts``. Content and order of the hashed text
+    are a file format.
+    """
+    name = "\0".join(["birthmark/1", str(init_seed), *map(str, parts)])
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest()[:16], dtype="<u8")
+    return np.random.Generator(np.random.Philox(key=words))
+
+
+# ---------------------------------------------------------------- roles of parameters
+
+
+class ParameterRole(StrEnum):
+    """Role of a parameter in a pass."""
+
+    MATRIX = "matrix"
+    """A matrix that maps vectors to vectors."""
+    EMBEDDING = "embedding"
+    """Table of vectors, of tokens or of positions."""
+    HEAD = "head"
+    """The map from the residual stream to the logits of all tokens."""
+    GAIN = "gain"
+    """Factors that scale their input."""
+    DECAYED_GAIN = "decayed_gain"
+    """Factors that scale their input and decay with the matrices, as the authors of the arm train them."""
+    BIAS = "bias"
+    """A term added to an output, to a score, or to a gate's input; or a key or value of its own."""
+
+
+@runtime_checkable
+class StatesRoles(Protocol):
+    """A module that states the role of each of its own parameters."""
+
+    parameter_roles: Mapping[str, ParameterRole]
+    """Role of each parameter owned directly, by its name inside the module."""
+
+
+def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
+    """Return the role of every parameter of ``model`` by full name, in the order of ``named_parameters``.
+
+    Raises:
+        TypeError: a module owns parameters but does not state their roles.
+    """
+    roles: dict[str, ParameterRole] = {}
+    for prefix, module in model.named_modules():
+        own = [name for name, _ in module.named_parameters(recurse=False)]
+        stated = module.parameter_roles if isinstance(module, StatesRoles) else {}
+        if missing := [name for name in own if name not in stated]:
+            raise TypeError(f"{type(module).__name__} owns parameters {missing} but does not state their roles")
+        roles |= {f"{prefix}.{name}" if prefix else name: stated[name] for name in own}
+    return {name: roles[name] for name, _ in model.named_parameters()}
+
+
+# ---------------------------------------------------------------- initialisation
+# Distributions of parameters, the initialisers that choose them, and the layers that own them.
 
 # ------------------------------------------------------------------------------------------------------------------
 # Distributions

@@ -111,7 +111,7 @@ def _built_attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
     """
     import torch
 
-    from .attention.latent.latent_attention import attention_of
+    from .attention.attention import attention_of
 
     with torch.device("meta"):
         for name, parameter in attention_of(config)(config, block).named_parameters():

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import UsageError
 from ..models.birth import empty_decoder
-from ..models.parameter_roles import ParameterRole, parameter_roles
+from ..models.init import ParameterRole, parameter_roles
 from ..trainer.activation_checkpointing import CHECKPOINTING
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.numerics import fast_in_bf16

@@ -17,7 +17,7 @@ from ..data.packing import DocumentBorders
 from ..errors import UsageError
 from ..models.birth import Sharder, empty_decoder
 from ..models.decoder import Decoder
-from ..models.dropout.masks import Dropout
+from ..models.dropout import Dropout
 from ..models.tensor_shards import full_tensor
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.module import PretrainModule, next_token_loss

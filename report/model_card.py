@@ -9,8 +9,7 @@ from typing import Any
 
 from ..measure.records import RunDir, Snapshot, metrics_by_step, step_of
 from ..metrics.quantities import LOGGED
-from ..models.config import ModelConfig
-from ..models.dotted import dotted
+from ..models.config import ModelConfig, dotted
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.parameter_shapes import n_idle, parameter_shapes
 from .key_figures import of_snapshot

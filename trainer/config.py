@@ -12,7 +12,7 @@ from ..data.config import DataConfig
 from ..errors import UsageError
 from ..evaluation.config import EvalConfig
 from ..measure.config import SnapshotConfig
-from ..models.adapters.adapter_config import AdapterConfig
+from ..models.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
 from ..schema import SEEDS, outside
 from .optimizers.optim_rows import read_row, unread_fields

@@ -13,8 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from jsonargparse import Namespace
 
 from ..errors import UsageError
-from ..models.config import ModelConfig
-from ..models.dotted import dotted, nested
+from ..models.config import ModelConfig, dotted, nested
 from ..models.own_code import name_own_code
 from ..schema import shown
 from .by_name.shipped_configs import find_config

@@ -13,14 +13,12 @@ import torch
 from ..errors import RunError, UsageError
 from ..files import user_path
 from ..measure.records import RunDir, step_of
-from ..models.adapters.adapter_config import AdapterConfig
-from ..models.adapters.attach import attach, initialize_adapter, is_adapter
+from ..models.adapter_config import AdapterConfig
+from ..models.adapters import attach, initialize_adapter, is_adapter
 from ..models.birth import Sharder, born, empty_decoder
-from ..models.by_block.block_weights import BlockWeights
-from ..models.by_block.drawn_weights import DrawnWeights
-from ..models.config import ModelConfig
+from ..models.by_block import BlockWeights, DrawnWeights
+from ..models.config import ModelConfig, dotted
 from ..models.decoder import Decoder
-from ..models.dotted import dotted
 from ..models.exchange.gguf_header import names_gguf
 from ..models.exchange.hub import is_path
 from ..models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained

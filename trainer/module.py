@@ -16,9 +16,9 @@ from ..data.batch_sizes import BatchShares
 from ..data.packing import DocumentBorders
 from ..errors import RunError
 from ..measure.ranks import max_over_ranks, sum_over_ranks, world_size
-from ..models.adapters.attach import is_adapter
+from ..models.adapters import is_adapter
 from ..models.decoder import Decoder
-from ..models.dropout.masks import Dropout, keys_of_samples
+from ..models.dropout import Dropout, keys_of_samples
 from ..models.experts.routing_losses import GlobalChoices, RoutingCost
 from ..models.linear_cross_entropy import TokenLosses
 from ..models.tensor_shards import full_tensor, shard_of

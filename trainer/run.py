@@ -31,7 +31,7 @@ from ..errors import UsageError
 from ..evaluation.evaluator import Evaluator, Material
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
-from ..models.adapters.attach import base_digest
+from ..models.adapters import base_digest
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
 from ..models.decoder import Decoder

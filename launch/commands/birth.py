@@ -27,8 +27,7 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Draw the weights, and write them or print what they are."""
     from ...files import atomic_path, write_json
-    from ...models.birth import certificate_of
-    from ...models.birth_files import write_birth
+    from ...models.birth import certificate_of, write_birth
     from ...plan.describe import describe
     from ...report.terminal import bar, print_json
 

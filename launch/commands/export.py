@@ -67,8 +67,8 @@ def run(options: Namespace) -> int:
 
     from ...data.tokenizer import TextTokenizer
     from ...files import atomic_path
-    from ...models.adapters.adapter_config import AdapterConfig
-    from ...models.adapters.merged_lora import merged
+    from ...models.adapter_config import AdapterConfig
+    from ...models.adapters import merged
     from ...models.exchange.gguf_file import GGUF_FILE, check_gguf, write_gguf
     from ...models.exchange.peft_folder import write_peft
     from ...models.exchange.pretrained import write_pretrained

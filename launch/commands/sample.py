@@ -53,7 +53,7 @@ def _continuation(options: Namespace) -> Iterator[str]:
 
     from ...data.tokenizer import TextTokenizer
     from ...measure.foreign import ForeignModel
-    from ...models.generate import generate
+    from ...models.decoder import generate
     from ...trainer.by_name.loaded_model import load_named
     from ...trainer.by_name.written_by_transformers import end_tokens, generate_by_transformers
     from ...trainer.devices import device

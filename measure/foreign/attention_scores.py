@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...models.attention.extra_keys import ExtraKey
-from ...models.attention.grouped_heads import over_heads
+from ...models.attention.fused.backends import over_heads
+from ...models.attention.fused.blockwise import softmax_rows
 from ...models.attention.normalisers import Softmax, WeightedSum
 from ...models.attention.positions import Placement
-from ...models.attention.row_weights import softmax_rows
-from ...models.attention.scores import Scores
+from ...models.attention.scores import ExtraKey, Scores
 from ...models.config import ModelConfig
 from ...models.linear_cross_entropy import soft_capped
 

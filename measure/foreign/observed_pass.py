@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import UsageError
-from ...models.attention.grouped_heads import over_heads
+from ...models.attention.fused.backends import over_heads
 from ...models.attention.normalisers import WeightedSum
 from ...models.observe import Attended, Observer, Sublayer, show_sublayer
 from ...models.tensor_shards import full_shape

@@ -2,20 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...errors import UsageError
 from ..config import InitConfig, ModelConfig
-from ..init import INITIALISERS, Constant, Distribution, Role
-from ..parameter_roles import ParameterRole
+from ..init import INITIALISERS, Constant, Distribution, ParameterRole, Role, birth_plan, parameter_roles
+from ..own_code import import_own, in_words, is_own
 from .correlation import CORRELATIONS
 from .differential import initial_lambda
 from .fused.kernels import runs_on
 from .normalisers import WeightedSum
-from .own_parts import build_part
+
+# ---------------------------------------------------------------- parts by name
+
+PartT = TypeVar("PartT", bound=nn.Module)
+
+
+def build_part(part: str, name: str, table: Mapping[str, type[PartT]], base: type[PartT], config: ModelConfig) -> PartT:
+    """Build the part of one block that ``model.attention.PART`` names.
+
+    Args:
+        part: the field, such as ``normaliser``.
+        name: a key of ``table``, or ``module:Class``.
+        table: built-in parts by name.
+        base: base of a user's class; such a class is made with the config alone.
+        config: the model.
+
+    Raises:
+        UsageError: a user's class cannot be imported or made, does not derive from ``base``, or does not declare the
+            distributions and roles of its parameters.
+    """
+    if not is_own(name):
+        return table[name](config)
+    field = f"model.attention.{part}"
+    found = import_own(name, field)
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise UsageError(f"{field} {name}: derive it from {base.__module__}.{base.__name__}")
+    try:
+        made = found(config)
+        # Asked here, where the class can be named; a birth and an optimizer ask the same.
+        birth_plan(made, config.init)
+        parameter_roles(made)
+    except Exception as error:  # a user's class may raise anything
+        raise UsageError(f"{field} {name}: cannot be made ({in_words(error)})") from error
+    return made
+
+
+# ---------------------------------------------------------------- aggregation
 
 #: Σ a² of a row of ReLUs may be 0: the factor stays finite.
 _SMALLEST_SQUARES = 1e-6

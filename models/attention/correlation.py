@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import InitConfig, ModelConfig
-from ..init import Constant, Distribution
-from ..keyed_random import keyed_generator
-from ..parameter_roles import ParameterRole
+from ..init import Constant, Distribution, ParameterRole, keyed_generator
 from ..tensor_shards import gathered_in_passes, reshard
 from .document_mask import Documents
 

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..config import InitConfig, ModelConfig
-from ..init import Distribution, Normal
-from ..parameter_roles import ParameterRole
-from .extra_keys import ExtraKey
+from ..init import Distribution, Normal, ParameterRole
 from .fused.kernels import wide_values_pay
 from .normalisers import Softmax, WeightedSum, query_blocks
-from .scores import Scores
+from .scores import ExtraKey, Scores
 from .weight_reader import EVERYTHING, new_reader
 
 #: Standard deviation at birth of the vectors that λ is learned through.

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from .eviction import Eviction
-from .positions import Placement
+from .positions import Eviction, Placement
 
 
 class LayerCache:

@@ -15,13 +15,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..config import InitConfig, ModelConfig
-from ..init import Constant, Distribution
-from ..parameter_roles import ParameterRole
-from .extra_keys import ExtraKey, lse_of_extra, value_of_extra
+from ..init import Constant, Distribution, ParameterRole
+from .fused.backends import over_heads
+from .fused.blockwise import clipped_rows, softmax_rows, softpick_rows
 from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside
-from .grouped_heads import over_heads
-from .row_weights import clipped_rows, softmax_rows, softpick_rows
-from .scores import Scores
+from .scores import ExtraKey, Scores, lse_of_extra, value_of_extra
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
 
 _QUERY_BLOCK = 256
@@ -307,7 +305,7 @@ class Softpick(Softmax):
     it takes from the others makes a row sum to less than 1. Explicit."""
 
     def rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Compute weights from rows of scores; see ``row_weights.py``."""
+        """Compute weights from rows of scores; see ``blockwise.py``."""
         return softpick_rows(scores, seen, extra)
 
     def forward(
@@ -327,7 +325,7 @@ class ClippedSoftmax(Softpick):
         self.zeta, self.gamma = attention.clip_zeta or 1.0, -attention.clip_alpha / config.max_seq_len
 
     def rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """See ``row_weights.py``."""
+        """See ``blockwise.py``."""
         return clipped_rows(scores, seen, extra, self.zeta, self.gamma)
 
 

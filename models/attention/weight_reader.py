@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .row_weights import softmax_with_lse_
+from .fused.blockwise import softmax_with_lse_
 from .scores import Scores
 
 #: Slices of sequences and of heads.

@@ -1,23 +1,108 @@
-"""Table of all changes by name, and the reader of a change from a file."""
+"""All changes by name, with those of single weights: fewer bits, noise, zeros; and how a file names one."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
 
 from ...errors import UsageError
 from ...schema import SchemaError, check, shown
-from .change import Change
-from .channels import ChannelPermutation, ChannelScaling, Rotation, SignFlips
-from .depth import BlockCopying, BlockDropping
-from .low_bits import Rounding
-from .merging import Merging
-from .noise import Noise
-from .pruning import Pruning
-from .unit_order import UnitPermutation
-from .vocabulary import VocabularyExtension
+from ..init import keyed_generator
+from .change import Change, ModelWeights, is_block_matrix, share_problem
+from .coordinates import ChannelPermutation, ChannelScaling, Rotation, SignFlips, UnitPermutation
+from .round_to_nearest import rounded
+from .sizes import BlockCopying, BlockDropping, Merging, VocabularyExtension
+
+# ---------------------------------------------------------------- weights in fewer bits
+
+_FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_BITS = {"int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True)
+class Rounding(Change):
+    """Weights rounded to nearest. They keep their dtype, with fewer distinct values."""
+
+    to: Literal["bf16", "fp16", "int8", "int4"]
+    """``bf16``, ``fp16``: all tensors. ``int8``, ``int4``: the linear maps of the blocks, on a symmetric grid for each
+    output channel (definitions §14); embedding, head, gains and biases stay as they are."""
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
+        return model._replace(tensors={name: self._rounded(name, tensor) for name, tensor in model.tensors.items()})
+
+    def _rounded(self, name: str, tensor: Tensor) -> Tensor:
+        if self.to in _FLOATS:
+            return tensor.to(_FLOATS[self.to]).to(tensor.dtype) if tensor.is_floating_point() else tensor
+        return rounded(tensor, _BITS[self.to], 1) if is_block_matrix(name, tensor) else tensor
+
+
+# ---------------------------------------------------------------- random numbers added to weights
+
+
+@dataclass(frozen=True)
+class Noise(Change):
+    """Independent normal numbers are added to every matrix and table."""
+
+    share: float
+    """Standard deviation of the noise, as a share of the matrix's standard deviation."""
+
+    def problems(self) -> list[str]:
+        """See :class:`Change`."""
+        return [] if 0 < self.share <= 100 else [f"share is {self.share}: give a number above 0, at most 100"]
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
+        return model._replace(
+            tensors={
+                name: self._disturbed(tensor, name, seed) if name.endswith(".weight") and tensor.ndim == 2 else tensor
+                for name, tensor in model.tensors.items()
+            }
+        )
+
+    def _disturbed(self, matrix: Tensor, name: str, seed: int) -> Tensor:
+        normals = keyed_generator(seed, "noise", name).standard_normal(tuple(matrix.shape), dtype="float32")
+        return matrix + self.share * matrix.std(correction=0) * torch.from_numpy(normals).to(matrix)
+
+
+# ---------------------------------------------------------------- weights set to 0
+
+
+@dataclass(frozen=True)
+class Pruning(Change):
+    """The smallest weights of every linear map of the blocks become 0 (magnitude pruning, arXiv 1506.02626)."""
+
+    share: float
+    """Share of a matrix's weights that become 0."""
+
+    def problems(self) -> list[str]:
+        """See :class:`Change`."""
+        return share_problem("share", self.share)
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
+        return model._replace(
+            tensors={
+                name: self._pruned(tensor) if is_block_matrix(name, tensor) else tensor
+                for name, tensor in model.tensors.items()
+            }
+        )
+
+    def _pruned(self, matrix: Tensor) -> Tensor:
+        pruned = matrix.clone(memory_format=torch.contiguous_format)
+        smallest = matrix.abs().reshape(-1).argsort(stable=True)[: round(self.share * matrix.numel())]
+        pruned.view(-1)[smallest] = 0
+        return pruned
+
+
+# ---------------------------------------------------------------- table
+# Table of all changes by name, and the reader of a change from a file.
 
 Kind = TypeVar("Kind")
 

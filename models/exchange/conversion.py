@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...files import one_line
-from ..config import GATED, MAX_STD, AttentionConfig, ExpertsConfig, InitConfig, ModelConfig
+from ..config import GATED, MAX_STD, AttentionConfig, ExpertsConfig, InitConfig, ModelConfig, dotted
 from ..decoder import Decoder
-from ..dotted import dotted
 from .families import ACTIVATIONS, FAMILIES, Family
 
 _BY_TYPE = {family.model_type: family for family in FAMILIES}

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ...errors import RunError, UsageError
 from ...files import read_json
-from ..config import ModelConfig
-from ..dotted import dotted
+from ..config import ModelConfig, dotted
 from .conversion import family_of, tensor_mappings
 
 GGUF_FILE = "model.gguf"

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...files import save_tensors
-from ..adapters.attach import adapter_of
-from ..adapters.lora import Lora
-from ..adapters.prefix import PrefixKeys
+from ..adapters import Lora, PrefixKeys, adapter_of
 from ..attention.attention import Attention
 from ..attention.positions import Placement
 from ..attention.rotation import rotate

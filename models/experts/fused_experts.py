@@ -1,13 +1,4 @@
-"""Experts of a mixture as one operator, forwards and backwards, for the plain maps of training.
-
-A GPU computes all experts at once (``grouped_experts.py``). Elsewhere the experts take turns on their rows, while these
-are in the processor's caches: rows are gathered on use, again in the backward pass, and results are added in place.
-Only the inputs of the activations are kept for the M rows, so that no copy of ``[M, D]`` is written. A compiler sees
-one operator for any choice of the router.
-
-Legend: N tokens, D width, E experts, K experts of a token, M = N·K rows, one for each choice; R rows of one expert, F
-its hidden width.
-"""
+"""The experts of a mixture as one operator, forwards and backwards, and as grouped products for GPUs."""
 
 from __future__ import annotations
 
@@ -17,11 +8,155 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from ..linear_cross_entropy import wide
 from ..mlp import ACTIVATIONS, DERIVATIVES, MLP
-from . import grouped_experts
+
+# ---------------------------------------------------------------- grouped products
+
+#: Compute capabilities, by their first number, whose grouped product is one kernel; others get a loop that waits.
+#: Torch has had the product since 2.10.
+_ONE_KERNEL = (9, 10)
+
+#: Elements of bf16 in 16 bytes: the kernel reads rows that begin at multiples of them.
+_ALIGNED = 8
+
+
+def is_fast(x_ND: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Return True if the device has one kernel for grouped products of these tensors."""
+    return (
+        x_ND.device.type == "cuda"
+        and hasattr(F, "grouped_mm")
+        and x_ND.dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(x_ND.device)[0] in _ONE_KERNEL
+        and all(size % _ALIGNED == 0 for size in weights[0].shape)
+    )
+
+
+def _stacked(tensors: Sequence[Tensor], n_experts: int, dtype: torch.dtype) -> list[Tensor]:
+    """Stack tensors, listed map by map, over all experts, ``[E, …]``, in the dtype of the products."""
+    stacks = []
+    for first in range(0, len(tensors), n_experts):
+        own = list(tensors[first : first + n_experts])
+        stacks.append(own[0].new_empty(n_experts, *own[0].shape, dtype=dtype))
+        torch._foreach_copy_(stacks[-1].unbind(), own)
+    return stacks
+
+
+def _unstacked(stacks: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """Undo ``_stacked``: return separate tensors in their own dtype."""
+    found = [torch.empty_like(one) for one in like]
+    if found:
+        torch._foreach_copy_(found, [part for stack in stacks for part in stack.unbind()])
+    return found
+
+
+def inverse(order_M: Tensor) -> Tensor:
+    """Return the new index of each reordered row."""
+    return torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
+
+
+def _by_token(y_MD: Tensor, inverse_M: Tensor, n_choices: int) -> Tensor:
+    """Sum the rows of each token, ``[N, D]``."""
+    y_NKD = y_MD[inverse_M].unflatten(0, (-1, n_choices))
+    return y_NKD.sum(1, dtype=wide(y_MD.dtype)).to(y_MD.dtype)
+
+
+def _ends(count_E: Tensor) -> Tensor:
+    """Return the index behind each expert's last row."""
+    return count_E.cumsum(0).to(torch.int32)
+
+
+def forward(
+    x_ND: Tensor,
+    weight_NK: Tensor,
+    chosen_NK: Tensor,
+    count_E: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: str,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute outputs ``[N, D]``; return with them the products of gates and maps, ``[M, F]``, if kept, and the rows'
+    order.
+    """
+    act, n_experts, n_choices = ACTIVATIONS[activation], len(count_E), weight_NK.shape[1]
+    *into, down_EDF = _stacked(weights, n_experts, x_ND.dtype)
+    bias_stacks = _stacked(biases, n_experts, x_ND.dtype)
+    order_M = chosen_NK.flatten().argsort(stable=True)
+    expert_M, weight_M1 = chosen_NK.flatten()[order_M], weight_NK.flatten()[order_M][:, None]
+    x_MD, end_E = x_ND[order_M // n_choices], _ends(count_E)
+    products = [F.grouped_mm(x_MD, map_EFD.transpose(1, 2), offs=end_E) for map_EFD in into]
+    for product_MF, bias_EF in zip(products, bias_stacks, strict=False):
+        product_MF += bias_EF[expert_M]
+    *gates, up_MF = products
+    a_MF = act(gates[0]) * up_MF if gates else act(up_MF)
+    y_MD = F.grouped_mm(a_MF * weight_M1, down_EDF.transpose(1, 2), offs=end_E)
+    if bias_stacks:
+        y_MD += weight_M1 * bias_stacks[-1][expert_M]
+    nothing = [up_MF.new_empty(0, up_MF.shape[1]) for _ in range(2)]
+    kept = [gates[0] if gates and keep else nothing[0], up_MF if keep else nothing[1]]
+    return _by_token(y_MD, inverse(order_M), n_choices), kept[0], kept[1], order_M
+
+
+def backward(
+    d_ND: Tensor,
+    x_ND: Tensor,
+    weight_NK: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    gates_MF: Tensor,
+    ups_MF: Tensor,
+    order_M: Tensor,
+    count_E: Tensor,
+    activation: str,
+    trains: bool,
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """Compute gradients of tokens, of their experts' weights in the sum, and of maps and biases if they train."""
+    act, derivative = ACTIVATIONS[activation], DERIVATIVES[activation]
+    n_experts, n_choices = len(count_E), weight_NK.shape[1]
+    *into, down_EDF = _stacked(weights, n_experts, x_ND.dtype)
+    token_M, weight_M1, end_E = order_M // n_choices, weight_NK.flatten()[order_M][:, None], _ends(count_E)
+    expert_M = torch.arange(n_experts, device=count_E.device).repeat_interleave(count_E, output_size=len(order_M))
+    d_MD, x_MD = d_ND[token_M], x_ND[token_M]
+    is_gated = len(into) == 2
+    acted_MF = act(gates_MF if is_gated else ups_MF)
+    a_MF = acted_MF * ups_MF if is_gated else acted_MF
+    da_MF = F.grouped_mm(d_MD, down_EDF, offs=end_E)
+    d_weight_M = (da_MF * a_MF).sum(-1)
+    if biases:
+        down_bias_ED = _stacked(biases[-n_experts:], n_experts, x_ND.dtype)[0]
+        d_weight_M += (d_MD * down_bias_ED[expert_M]).sum(-1)
+    da_MF *= weight_M1
+    d_products = [derivative(da_MF * ups_MF, gates_MF), da_MF * acted_MF] if is_gated else [derivative(da_MF, ups_MF)]
+    dx_MD = F.grouped_mm(d_products[0], into[0], offs=end_E)
+    for d_MF, map_EFD in zip(d_products[1:], into[1:], strict=True):
+        dx_MD += F.grouped_mm(d_MF, map_EFD, offs=end_E)
+    inverse_M = inverse(order_M)
+    d_weight_NK = d_weight_M[inverse_M].view_as(weight_NK)
+    d_weights: list[Tensor] = []
+    d_biases: list[Tensor] = []
+    if trains:
+        pairs = [*((d_MF, x_MD) for d_MF in d_products), (d_MD, a_MF * weight_M1)]
+        # Kernels of some devices leave old memory where an expert has no rows.
+        has_rows_E11 = (count_E > 0)[:, None, None]
+        found = [F.grouped_mm(d.T, rows, offs=end_E).where(has_rows_E11, 0) for d, rows in pairs]
+        d_weights = _unstacked(found, weights)
+        if biases:
+            sums = [*d_products, d_MD * weight_M1]
+            d_biases = _unstacked([_sum_by_expert(rows, expert_M, n_experts) for rows in sums], biases)
+    return _by_token(dx_MD, inverse_M, n_choices), d_weight_NK, d_weights, d_biases
+
+
+def _sum_by_expert(rows_MI: Tensor, expert_M: Tensor, n_experts: int) -> Tensor:
+    """Sum rows by expert, ``[E, I]``, as a matrix product, which adds in the same order each time."""
+    is_of_EM = (expert_M == torch.arange(n_experts, device=expert_M.device)[:, None]).to(rows_MI.dtype)
+    return is_of_EM @ rows_MI
+
+
+# ---------------------------------------------------------------- one operator
 
 
 def fused_experts(
@@ -115,8 +250,8 @@ def _forward(
     activation: str,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    if grouped_experts.is_fast(x_ND, weights):
-        return grouped_experts.forward(x_ND, weight_NK, chosen_NK, count_E, weights, biases, activation, keep)
+    if is_fast(x_ND, weights):
+        return forward(x_ND, weight_NK, chosen_NK, count_E, weights, biases, activation, keep)
     act, dtype, n_experts = ACTIVATIONS[activation], x_ND.dtype, len(count_E)
     gates_MF, ups_MF = _kept(x_ND, weight_NK, weights, n_experts, keep)
     order_M = chosen_NK.flatten().argsort(stable=True)
@@ -166,9 +301,9 @@ def _backward(
     activation: str,
     trains: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    if grouped_experts.is_fast(x_ND, weights):
+    if is_fast(x_ND, weights):
         kept = (gates_MF, ups_MF, order_M, count_E)
-        return grouped_experts.backward(d_ND, x_ND, weight_NK, weights, biases, *kept, activation, trains)
+        return backward(d_ND, x_ND, weight_NK, weights, biases, *kept, activation, trains)
     act, derivative, dtype, n_experts = ACTIVATIONS[activation], DERIVATIVES[activation], x_ND.dtype, len(count_E)
     token_M, weight_M1 = order_M // weight_NK.shape[1], weight_NK.flatten()[order_M][:, None]
     dx_ND, d_weight_M = torch.zeros_like(x_ND, dtype=wide(dtype)), torch.empty_like(weight_NK).flatten()

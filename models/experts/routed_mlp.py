@@ -20,8 +20,7 @@ from ..init import Linear
 from ..linear_cross_entropy import wide
 from ..mlp import MLP
 from ..observe import ExpertObserver, Observer, show_routing
-from .fused_experts import fused_experts
-from .grouped_experts import inverse
+from .fused_experts import fused_experts, inverse
 from .routing_losses import RoutingLosses
 
 

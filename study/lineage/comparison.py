@@ -22,7 +22,7 @@ from ...metrics.config import LineageTestConfig, Null
 from ...metrics.matched_weights import StreamWeights, compare_weights
 from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates, bonferroni, compare
 from ...models.birth import born
-from ...models.by_block.decoder_by_block import DecoderByBlock
+from ...models.by_block import DecoderByBlock
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...trainer.by_name.model_names import AnySource, ModelSource, vocabulary

@@ -25,12 +25,11 @@ from ...data.splitting import evaluation_texts
 from ...data.token_files import open_token_source
 from ...data.tokenised import naming
 from ...errors import RunError, UsageError
-from ...models.adapters.adapter_config import AdapterConfig
-from ...models.adapters.attach import attach, initialize_adapter
-from ...models.adapters.merged_lora import merged
+from ...models.adapter_config import AdapterConfig
+from ...models.adapters import attach, initialize_adapter, merged
 from ...models.changes.change import Change, ModelWeights, decoder_of, weights_of
+from ...models.changes.sizes import first_tokens
 from ...models.changes.table import CHANGES, read_kind
-from ...models.changes.vocabulary import first_tokens
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...trainer.by_name.model_names import ModelSource, open_source

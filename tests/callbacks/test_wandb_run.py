@@ -12,7 +12,7 @@ from birthmark.callbacks.wandb_run import Identity, wandb_mode, wandb_run
 from birthmark.errors import RunError, UsageError
 from birthmark.launch.command_table import command_parser
 from birthmark.measure.records import RunDir
-from birthmark.models.adapters.adapter_config import AdapterConfig
+from birthmark.models.adapter_config import AdapterConfig
 from birthmark.trainer.config_file import config_of
 from birthmark.trainer.run_callbacks import _identity
 from birthmark.trainer.run_folder import RunStart

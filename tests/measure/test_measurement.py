@@ -19,7 +19,7 @@ from birthmark.measure.passes import MetricObserver, sequences_of_pass
 from birthmark.metrics.sinks import KeySummer, key_sums
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
-from birthmark.models.experts.experts_config import ExpertsConfig
+from birthmark.models.experts.config import ExpertsConfig
 
 CONFIG = ModelConfig(d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=32, max_seq_len=12)
 PROBE = random_probe(32, 9, 12, 0)

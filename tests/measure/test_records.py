@@ -20,8 +20,7 @@ from birthmark.measure.records import (
     truncate_metrics,
     write_metrics_csv,
 )
-from birthmark.models.birth import born
-from birthmark.models.birth_files import write_birth
+from birthmark.models.birth import born, write_birth
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
 

@@ -10,7 +10,7 @@ import transformers
 
 from birthmark.errors import UsageError
 from birthmark.measure.foreign import ForeignModel
-from birthmark.models.attention.grouped_heads import over_heads
+from birthmark.models.attention.fused.backends import over_heads
 
 transformers.logging.set_verbosity_error()
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from birthmark.models.birth import BLOCK, born, certificate, certificate_of
-from birthmark.models.birth_files import write_birth
+from birthmark.models.birth import BLOCK, born, certificate, certificate_of, write_birth
 from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
 from birthmark.models.exchange.weight_files import SHARD_BYTES, split_into_shards
 

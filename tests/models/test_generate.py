@@ -8,7 +8,7 @@ import torch
 from birthmark.errors import UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
-from birthmark.models.generate import choose, generate
+from birthmark.models.decoder import choose, generate
 
 
 @pytest.mark.parametrize("positions", ["rope", "learned", "alibi"])

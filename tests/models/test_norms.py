@@ -11,8 +11,7 @@ from birthmark.errors import UsageError
 from birthmark.models import decoder
 from birthmark.models.attention import attention
 from birthmark.models.birth import born
-from birthmark.models.changes.channels import Rotation
-from birthmark.models.changes.residual_stream import check_channels, check_known_gate
+from birthmark.models.changes.coordinates import Rotation, check_channels, check_known_gate
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.norms import cast_once
 from birthmark.plan.gpu import as_on

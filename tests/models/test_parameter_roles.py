@@ -8,7 +8,7 @@ import torch
 
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.models.decoder import Decoder
-from birthmark.models.parameter_roles import ParameterRole, parameter_roles
+from birthmark.models.init import ParameterRole, parameter_roles
 
 SMALL = ModelConfig(d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=24, max_seq_len=12)
 

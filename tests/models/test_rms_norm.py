@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from birthmark.models.rms_norm import rms_norm
+from birthmark.models.norms import rms_norm
 
 EPS = 1e-5
 #: Of one block of rows, of several and a rest, and of one channel.

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import birthmark
-from birthmark.models import head
-from birthmark.models.dotted import dotted
+from birthmark.models import decoder
+from birthmark.models.config import dotted
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner, budget
 from birthmark.plan.upkeep import upkeep
@@ -81,7 +81,7 @@ LLAMA_3 = {
 @pytest.mark.parametrize("n_gpus", PUBLISHED)
 def test_llama_3_8b_is_as_fast_and_as_large_as_published(llama, n_gpus, monkeypatch):
     # Torchtitan held all logits at once.
-    monkeypatch.setattr(head, "linear_cross_entropy", partial(head.linear_cross_entropy, plain=True))
+    monkeypatch.setattr(decoder, "linear_cross_entropy", partial(decoder.linear_cross_entropy, plain=True))
 
     def planned(n_layers):
         fields = {"model.n_layers": n_layers, "trainer.global_batch_size": 2 * n_gpus}

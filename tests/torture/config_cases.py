@@ -18,7 +18,7 @@ def _all_fields() -> dict[str, Any]:
     """Every field of a run by dotted name, with its default."""
     from dataclasses import asdict
 
-    from birthmark.models.dotted import dotted
+    from birthmark.models.config import dotted
     from birthmark.trainer.config import RunConfig
 
     return dotted(asdict(RunConfig()))

@@ -11,7 +11,7 @@ from quiet_runs import run
 
 from birthmark.launch.reference.model_fields import build, companions, model_fields
 from birthmark.measure.records import RunDir, read_metrics
-from birthmark.models.attention.latent.latent_config import LATENT_WIDTHS
+from birthmark.models.attention.config import LATENT_WIDTHS
 from birthmark.report.run_page import build_report, summarise
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from birthmark.errors import UsageError
-from birthmark.models.dotted import dotted
+from birthmark.models.config import dotted
 from birthmark.trainer.config import RunConfig
 from birthmark.trainer.config_file import _run_parser, build_config, is_ready, parse_fields, read_config
 from birthmark.trainer.config_parser import field_kinds

@@ -14,7 +14,7 @@ import torch
 from birthmark.errors import RunError, UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
-from birthmark.models.parameter_roles import ParameterRole, parameter_roles
+from birthmark.models.init import ParameterRole, parameter_roles
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.loop.step_guard import StepGuard, UpdateSkippedError
 from birthmark.trainer.module import PretrainModule, next_token_loss

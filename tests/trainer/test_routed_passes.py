@@ -9,7 +9,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from birthmark.models.attention.fused.backends import BACKENDS
 from birthmark.models.birth import born
 from birthmark.models.config import DropoutConfig, ExpertsConfig, ModelConfig
-from birthmark.models.dropout.masks import Dropout, keys_of_samples
+from birthmark.models.dropout import Dropout, keys_of_samples
 from birthmark.trainer.activation_checkpointing import _policy, set_train_passes
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.module import next_token_loss

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ...errors import RunError
-from ...models.adapters.attach import base_digest, is_adapter
+from ...models.adapters import base_digest, is_adapter
 from ...models.decoder import Decoder
 from ..checkpoints.folder_io import CheckpointWeights, load_model
 from ..checkpoints.state_file import BASE

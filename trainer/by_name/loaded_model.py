@@ -24,7 +24,7 @@ from ...measure.measurement import BirthReference, Measurement, birth_reference,
 from ...measure.recorder import add_probe, snapshot_of
 from ...measure.records import RunDir, Snapshot
 from ...measure.user_metrics import MetricLike
-from ...models.by_block.decoder_by_block import DecoderByBlock
+from ...models.by_block import DecoderByBlock
 from ...models.decoder import Decoder
 from ...models.exchange.gguf_model import kinds_of
 from ..config_file import read_config

@@ -7,9 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...errors import UsageError
-from ...models.by_block.block_weights import BlockWeights
-from ...models.by_block.decoder_by_block import DecoderByBlock, Streaming
-from ...models.by_block.drawn_weights import DrawnWeights
+from ...models.by_block import BlockWeights, DecoderByBlock, DrawnWeights, Streaming
 from ...models.config import ModelConfig
 from ..devices import device
 from .loaded_model import UNKNOWN_STEP, LoadedModel

@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ...files import find_folder, read_json
 from ...measure.foreign import ForeignConfig, ForeignModel
 from ...measure.records import RunDir, step_of
-from ...models.by_block.block_weights import BlockWeights
+from ...models.by_block import BlockWeights
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...models.exchange.gguf_header import names_gguf

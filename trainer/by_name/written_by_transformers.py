@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...measure.foreign import ForeignModel
-from ...models.generate import choose
+from ...models.decoder import choose
 
 
 def end_tokens(model: ForeignModel) -> frozenset[int]:

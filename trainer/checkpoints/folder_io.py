@@ -58,7 +58,7 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
             self.required(name)
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield whole tensors by name (`models/by_block/block_weights.py`)."""
+        """Yield whole tensors by name (`models/by_block.py`)."""
         return ((name, self.required(name).whole()) for name in names)
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:

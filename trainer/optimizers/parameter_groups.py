@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import RunError, UsageError
-from ...models.parameter_roles import ParameterRole, parameter_roles
+from ...models.init import ParameterRole, parameter_roles
 from ...models.tensor_shards import full_shape
 from .table import OPTIMIZERS, OptimizerConfig
 
@@ -51,7 +51,7 @@ def _check_matrices(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer
         if len(shape := full_shape(parameter)) != 2:
             raise UsageError(
                 f"optim.name is {row}, which steps matrices, but {name} has the role of one and the shape "
-                f"{list(shape)}: state another role for it (models/parameter_roles.py), or give adamw"
+                f"{list(shape)}: state another role for it (models/init.py), or give adamw"
             )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
-from birthmark.models.experts import grouped_experts
+from birthmark.models.experts import fused_experts
 
 from ..case import Case, Setting
 
@@ -32,7 +32,7 @@ def _step(mlp: nn.Module, x_BTD: Tensor, device: str, all_at_once: bool) -> Call
     d_BTD = torch.randn_like(x_BTD)
 
     def step() -> None:
-        one_by_one = contextlib.nullcontext() if all_at_once else patch.object(grouped_experts, "is_fast", _never)
+        one_by_one = contextlib.nullcontext() if all_at_once else patch.object(fused_experts, "is_fast", _never)
         with one_by_one:
             with torch.autocast(device, torch.bfloat16):
                 y_BTD = mlp(x_BTD)

@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ....measure.hidden_states import FingerprintProbe
-    from ....models.by_block.decoder_by_block import Streaming
+    from ....models.by_block import Streaming
     from ....report.terminal import bar, is_kind, out_file, picture_path, print_json, print_written
     from ....study.lineage.answer import (
         answer_of_models,

@@ -52,7 +52,7 @@ def run(options: Namespace) -> int:
     """Rank candidate seeds."""
     from rich.console import Console
 
-    from ....models.by_block.decoder_by_block import Streaming
+    from ....models.by_block import Streaming
     from ....report.terminal import bar, out_file, print_json, print_written
     from ....study.lineage.answer import (
         answer_of_seeds,

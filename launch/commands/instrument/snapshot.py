@@ -91,7 +91,7 @@ def run(options: Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from ....models.by_block.decoder_by_block import Streaming
+    from ....models.by_block import Streaming
     from ....report.block_table import figures, print_snapshot
     from ....report.terminal import bar, print_json
     from ....trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for, text_of_run

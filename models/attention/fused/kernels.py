@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..document_mask import Documents
-from ..grouped_heads import over_heads
 from . import native
-from .backends import FusedAttention, as_wide, backend_for
+from .backends import FusedAttention, as_wide, backend_for, over_heads
 from .blockwise import causal_blocks, keeps_weights
 
 #: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.

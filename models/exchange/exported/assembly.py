@@ -32,13 +32,13 @@ _REPLACED: dict[Name, Name] = {
     (module, name): (f"{_HERE}.plain_parts", name)
     for module, name in (
         ("models.attention.normalisers", "FusedSoftmax"),
-        ("models.attention.own_parts", "build_part"),
+        ("models.attention.aggregation", "build_part"),
         ("models.attention.rotation", "rotate"),
         ("models.attention.weight_reader", "new_reader"),
         ("models.experts.fused_experts", "fused_experts"),
         ("models.experts.routed_mlp", "rows_of_experts"),
         ("models.linear_cross_entropy", "linear_cross_entropy"),
-        ("models.rms_norm", "rms_norm"),
+        ("models.norms", "rms_norm"),
     )
 }
 #: Methods that nothing calls in the end, although others have their names.

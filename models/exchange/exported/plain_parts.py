@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...attention.extra_keys import ExtraKey
+from ...attention.fused.blockwise import softmax_rows
 from ...attention.normalisers import Explicit
 from ...attention.rotation import turned
-from ...attention.row_weights import softmax_rows
-from ...attention.scores import Scores
+from ...attention.scores import ExtraKey, Scores
 from ...attention.weight_reader import WeightReader
 from ...config import ModelConfig
 from ...linear_cross_entropy import IGNORED, TokenLosses, soft_capped, wide

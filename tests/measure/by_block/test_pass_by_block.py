@@ -14,11 +14,10 @@ from birthmark.measure import passes as keeping
 from birthmark.measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
 from birthmark.metrics.quantity import Quantity
+from birthmark.models import by_block as block_weights
+from birthmark.models import by_block as decoder_by_block
 from birthmark.models.birth import born
-from birthmark.models.by_block import block_weights, decoder_by_block
-from birthmark.models.by_block.block_weights import HeldWeights
-from birthmark.models.by_block.decoder_by_block import DecoderByBlock, Streaming
-from birthmark.models.by_block.drawn_weights import DrawnWeights
+from birthmark.models.by_block import DecoderByBlock, DrawnWeights, HeldWeights, Streaming
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ExpertsConfig, ModelConfig
 
 PLAIN = ModelConfig(d_model=16, n_layers=3, n_heads=4, n_kv_heads=2, vocab_size=64, max_seq_len=12)

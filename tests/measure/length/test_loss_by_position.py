@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from birthmark.errors import RunError, UsageError
 from birthmark.measure.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
-from birthmark.models.attention.eviction import Eviction
 from birthmark.models.attention.kv_cache import KeyValueCache
+from birthmark.models.attention.positions import Eviction
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained

@@ -9,12 +9,12 @@ import torch
 
 from birthmark.measure.gradients import measure_gradients
 from birthmark.measure.measurement import measure
-from birthmark.models.adapters.adapter_config import AdapterConfig
-from birthmark.models.adapters.attach import attach, initialize_adapter, is_adapter
+from birthmark.models.adapter_config import AdapterConfig
+from birthmark.models.adapters import attach, initialize_adapter, is_adapter
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, DropoutConfig, ExpertsConfig, ModelConfig
-from birthmark.models.dropout.masks import Dropout, keys_of_samples
+from birthmark.models.dropout import Dropout, keys_of_samples
 from birthmark.trainer.module import next_token_loss
 
 CONFIG = ModelConfig(

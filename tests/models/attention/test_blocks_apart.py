@@ -11,7 +11,7 @@ from birthmark.errors import UsageError
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.birth import born
 from birthmark.models.changes.change import ModelWeights
-from birthmark.models.changes.depth import BlockDropping
+from birthmark.models.changes.sizes import BlockDropping
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.trainer.throughput import flops_per_token
 

@@ -9,7 +9,7 @@ import torch
 
 from birthmark.errors import UsageError
 from birthmark.measure.measurement import measure
-from birthmark.models.adapters.adapter_config import AdapterConfig
+from birthmark.models.adapter_config import AdapterConfig
 from birthmark.models.attention import differential
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.differential import Difference
@@ -17,7 +17,7 @@ from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.attention.positions import Placement
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, DropoutConfig, ModelConfig
-from birthmark.models.dropout.masks import Dropout
+from birthmark.models.dropout import Dropout
 
 B, T, D, H, K = 2, 9, 24, 4, 6
 SIZES = {"d_model": D, "n_layers": 2, "n_heads": H, "vocab_size": 61, "max_seq_len": 24}

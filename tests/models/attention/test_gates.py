@@ -10,7 +10,7 @@ import torch
 from birthmark.errors import UsageError
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.birth import born
-from birthmark.models.changes.residual_stream import check_channels, check_known_gate
+from birthmark.models.changes.coordinates import check_channels, check_known_gate
 from birthmark.models.config import AttentionConfig, ModelConfig
 
 B, T, D, H, G, K = 2, 7, 24, 4, 2, 6

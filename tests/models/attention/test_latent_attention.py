@@ -13,9 +13,9 @@ from birthmark.errors import UsageError
 from birthmark.measure.foreign.foreign_model import ForeignModel
 from birthmark.measure.measurement import measure
 from birthmark.metrics.quantity import LEVELS
-from birthmark.models.adapters.adapter_config import AdapterConfig
+from birthmark.models.adapter_config import AdapterConfig
+from birthmark.models.attention.attention import LatentAttention
 from birthmark.models.attention.kv_cache import KeyValueCache
-from birthmark.models.attention.latent.latent_attention import LatentAttention
 from birthmark.models.attention.positions import RotaryPositions
 from birthmark.models.birth import born
 from birthmark.models.changes.change import ModelWeights

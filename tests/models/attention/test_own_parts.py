@@ -14,7 +14,7 @@ from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.exchange.conversion import config_from_json
 from birthmark.models.exchange.conversion import family_of as written_as
-from birthmark.models.parameter_roles import parameter_roles
+from birthmark.models.init import parameter_roles
 from birthmark.models.parameter_shapes import parameter_shapes
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.run import pretrain
@@ -27,7 +27,7 @@ from birthmark.models.attention.aggregation import PlainAggregation
 from birthmark.models.attention.attention import PlainOutput
 from birthmark.models.attention.normalisers import Similarity
 from birthmark.models.init import Constant
-from birthmark.models.parameter_roles import ParameterRole
+from birthmark.models.init import ParameterRole
 
 
 class SquaredRelu(Similarity):

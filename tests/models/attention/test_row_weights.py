@@ -8,8 +8,8 @@ import torch
 from scipy.special import logsumexp
 
 from birthmark.models.attention.attention import NORMALISERS
+from birthmark.models.attention.fused.blockwise import clipped_rows, softmax_with_lse_, softpick_rows
 from birthmark.models.attention.kv_cache import KeyValueCache
-from birthmark.models.attention.row_weights import clipped_rows, softmax_with_lse_, softpick_rows
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 

@@ -10,10 +10,9 @@ import torch
 from birthmark.models.attention import normalisers
 from birthmark.models.attention import weight_reader as reading
 from birthmark.models.attention.attention import Attention
-from birthmark.models.attention.extra_keys import ExtraKey
 from birthmark.models.attention.normalisers import FusedSoftmax
 from birthmark.models.attention.positions import Placement
-from birthmark.models.attention.scores import Scores
+from birthmark.models.attention.scores import ExtraKey, Scores
 from birthmark.models.attention.weight_reader import read_weights
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig

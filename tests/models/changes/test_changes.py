@@ -12,9 +12,9 @@ import transformers
 from birthmark.errors import UsageError
 from birthmark.models.birth import born
 from birthmark.models.changes.change import decoder_of, weights_of
-from birthmark.models.changes.channels import random_rotation
+from birthmark.models.changes.coordinates import random_rotation
+from birthmark.models.changes.sizes import first_tokens
 from birthmark.models.changes.table import CHANGES, FUNCTION_PRESERVING, read_change
-from birthmark.models.changes.vocabulary import first_tokens
 from birthmark.models.config import AttentionConfig, ExpertsConfig, InitConfig, ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, write_pretrained
 

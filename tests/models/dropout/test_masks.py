@@ -9,7 +9,7 @@ from birthmark.errors import UsageError
 from birthmark.models.attention.positions import Placement
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, DropoutConfig, ModelConfig
-from birthmark.models.dropout.masks import Dropout, keys_of_samples
+from birthmark.models.dropout import Dropout, keys_of_samples
 
 CONFIG = ModelConfig(
     d_model=16, n_layers=2, n_heads=2, vocab_size=40, max_seq_len=12, positions="none", mlp="gelu",

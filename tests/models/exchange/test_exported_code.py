@@ -21,13 +21,12 @@ import birthmark
 from birthmark.errors import RunError, UsageError
 from birthmark.models.attention.normalisers import Softmax
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, ModelConfig
-from birthmark.models.dotted import nested
+from birthmark.models.config import AttentionConfig, ModelConfig, nested
+from birthmark.models.decoder import generate
 from birthmark.models.exchange.exported.assembly import exported_code
 from birthmark.models.exchange.exported.config_fields import config_of_fields, resolved_fields
 from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained, write_pretrained
 from birthmark.models.exchange.written_layout import layout_of, own_layout
-from birthmark.models.generate import generate
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24, "vocab_size": 61, "max_seq_len": 24}
 #: What configs/studies/sinks.yaml has no arm for.

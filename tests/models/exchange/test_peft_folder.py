@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from birthmark.errors import UsageError
-from birthmark.models.adapters.adapter_config import AdapterConfig
-from birthmark.models.adapters.attach import attach, initialize_adapter, is_adapter
-from birthmark.models.adapters.merged_lora import merged
+from birthmark.models.adapter_config import AdapterConfig
+from birthmark.models.adapters import attach, initialize_adapter, is_adapter, merged
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.exchange.peft_folder import write_peft

@@ -9,7 +9,7 @@ import transformers
 
 from birthmark.models.birth import born
 from birthmark.models.config import GATED, ExpertsConfig, InitConfig, ModelConfig
-from birthmark.models.experts import grouped_experts
+from birthmark.models.experts import fused_experts as grouped_experts
 from birthmark.models.experts.fused_experts import fused_experts
 from birthmark.models.experts.routed_mlp import Mixture
 from birthmark.models.init import birth_plan

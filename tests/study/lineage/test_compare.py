@@ -21,7 +21,7 @@ from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import compare
 from birthmark.models.birth import digest
 from birthmark.models.changes.change import decoder_of, weights_of
-from birthmark.models.changes.channels import ChannelPermutation, Rotation, SignFlips
+from birthmark.models.changes.coordinates import ChannelPermutation, Rotation, SignFlips
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.report.pictures.fingerprints import clustered

@@ -15,8 +15,8 @@ from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, read_metrics
-from birthmark.models.adapters.adapter_config import AdapterConfig
-from birthmark.models.adapters.attach import base_digest, is_adapter
+from birthmark.models.adapter_config import AdapterConfig
+from birthmark.models.adapters import base_digest, is_adapter
 from birthmark.models.birth import digest
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.by_name.model_names import open_source

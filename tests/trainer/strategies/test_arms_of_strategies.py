@@ -15,7 +15,7 @@ import birthmark
 from birthmark.measure.measurement import measure
 from birthmark.models.birth import born, empty_decoder
 from birthmark.models.config import DropoutConfig, ExpertsConfig
-from birthmark.models.dropout.masks import Dropout, keys_of_samples
+from birthmark.models.dropout import Dropout, keys_of_samples
 from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.study.table import kind_of
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from birthmark.data.batch_sizes import BatchRamp
 from birthmark.measure.records import RunDir, read_metrics
-from birthmark.models.adapters.adapter_config import AdapterConfig
+from birthmark.models.adapter_config import AdapterConfig
 from birthmark.trainer.optimizers.table import OPTIMIZERS, optimizer_strategy_problem
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.table import STRATEGIES

@@ -15,8 +15,7 @@ from birthmark.files import write_sealed_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
-from birthmark.models.by_block.block_weights import HeldWeights
-from birthmark.models.by_block.drawn_weights import DrawnWeights
+from birthmark.models.by_block import DrawnWeights, HeldWeights
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.models.parameter_shapes import tensor_shapes
 from birthmark.trainer.by_name.model_names import open_source

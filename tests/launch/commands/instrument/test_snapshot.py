@@ -23,7 +23,7 @@ from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.measurement import measure
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.models.birth import born
-from birthmark.models.by_block.decoder_by_block import Streaming
+from birthmark.models.by_block import Streaming
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, save_pretrained
 from birthmark.trainer.by_name.loaded_model import UNKNOWN_STEP, load_named, measure_loaded

@@ -1,14 +1,19 @@
-"""Fewer blocks, or more."""
+"""Changes of a model's size: fewer and more blocks, fewer and more tokens; and two models averaged into one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from ...errors import UsageError
-from ..config import ExpertsConfig, ModelConfig
-from .change import Change, ModelWeights
+from ..config import ExpertsConfig, InitConfig, ModelConfig
+from ..init import keyed_generator
+from .change import Change, ModelWeights, share_problem
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 
@@ -98,3 +103,81 @@ def _experts(experts: ExpertsConfig, order: Sequence[int]) -> ExpertsConfig:
             "blocks with a dense MLP would stand behind blocks with experts; keep model.experts.n_dense first"
         )
     return replace(experts, n_dense=n_dense or None)
+
+
+# ---------------------------------------------------------------- more tokens, or fewer
+
+_TABLES = ("embed.weight", "head.weight")
+
+
+@dataclass(frozen=True)
+class VocabularyExtension(Change):
+    """New tokens behind the old: each channel of their rows is drawn from a normal with that channel's mean and
+    standard deviation over the old rows, in the embedding and in the head."""
+
+    rows: int
+    """Number of new rows."""
+
+    def problems(self) -> list[str]:
+        """See :class:`Change`."""
+        return [] if 1 <= self.rows <= 1 << 26 else [f"rows is {self.rows}: give 1 to {1 << 26}"]
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
+        tensors = dict(model.tensors)
+        for name in _TABLES:
+            if name in tensors:
+                tensors[name] = torch.cat([tensors[name], self._new_rows(tensors[name], name, seed)])
+        return ModelWeights(replace(model.config, vocab_size=model.config.vocab_size + self.rows), tensors)
+
+    def _new_rows(self, table_VD: Tensor, name: str, seed: int) -> Tensor:
+        normals_RD = keyed_generator(seed, "new rows", name).standard_normal(
+            (self.rows, table_VD.shape[1]), dtype="float32"
+        )
+        return table_VD.mean(0) + table_VD.std(0, correction=0) * torch.from_numpy(normals_RD).to(table_VD)
+
+
+def first_tokens(model: ModelWeights, n_tokens: int) -> ModelWeights:
+    """Remove the tokens from ``n_tokens`` on; hidden states on the others stay the same.
+
+    Raises:
+        UsageError: the model has fewer tokens.
+    """
+    if not 2 <= n_tokens <= model.config.vocab_size:
+        raise UsageError(f"{n_tokens} tokens of a model that has {model.config.vocab_size}: give 2 to that number")
+    tensors = {name: t[:n_tokens] if name in _TABLES else t for name, t in model.tensors.items()}
+    return ModelWeights(replace(model.config, vocab_size=n_tokens), tensors)
+
+
+# ---------------------------------------------------------------- two models averaged into one
+
+
+@dataclass(frozen=True)
+class Merging(Change):
+    """``(1 − share)·a + share·b`` of every tensor (model soups, arXiv 2203.05482)."""
+
+    share: float
+    """Share of the other model."""
+
+    needs_other: ClassVar[bool] = True
+
+    def problems(self) -> list[str]:
+        """See :class:`Change`."""
+        return share_problem("share", self.share)
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
+        if other is None:
+            raise UsageError("merge: needs another model to merge with")
+        if _function(model.config) != _function(other.config):
+            raise UsageError("merge: the two models have different configs, so that their weights cannot be averaged")
+        return model._replace(tensors=_averaged(model.tensors, other.tensors, self.share))
+
+
+def _function(config: ModelConfig) -> ModelConfig:
+    """Return the config with default initialisation, which leaves the fields that decide the function."""
+    return replace(config, init=InitConfig())
+
+
+def _averaged(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    return {name: tensor.lerp(theirs[name].to(tensor), share) for name, tensor in ours.items()}

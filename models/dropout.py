@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .dropout_config import DropoutConfig
+from .config import DropoutConfig
 
 #: Multipliers of MurmurHash3's last step, as signed 32-bit numbers; places of one model by name.
 _MURMUR_A, _MURMUR_B = -2048144789, -1028477387

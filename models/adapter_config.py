@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from ...schema import outside
-from ..config import ModelConfig
+from ..schema import outside
+from .config import ModelConfig
 
 AdapterKind = Literal["none", "lora", "prefix", "prefix_plus"]
 LinearMap = Literal["attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down"]

@@ -1,28 +1,105 @@
-"""A decoder on the meta device whose blocks get their values one at a time, for models larger than memory.
-
-Modules and computation are those of :class:`Decoder`; only the order differs. All batches pass one block before any of
-them passes the next, so that weights are read once. Hidden states are kept between blocks. Only the rows of occurring
-tokens are read from the embedding table, and the head is read in parts.
-
-Legend: N sequences of a probe, B of a batch, T positions, D width, V vocabulary, U tokens that occur.
-"""
+"""Models larger than memory: a decoder on the meta device whose blocks get their values one at a time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import RunError
-from ..attention.document_mask import Documents
-from ..config import ModelConfig
-from ..decoder import Block, Decoder
-from ..observe import Observer
-from .block_weights import BlockWeights, chosen_rows, table_chunks, table_moments
+from ..errors import RunError
+from .attention.correlation import estimated_correlations, first_moment_tokens
+from .attention.document_mask import Documents
+from .birth import draw
+from .config import ModelConfig
+from .decoder import Block, Decoder
+from .init import birth_plan
+from .observe import Observer
+
+# ---------------------------------------------------------------- sources of weights: files, or the keys of a birth
+
+#: Elements of a table that are read together: 64 MiB of float32.
+CHUNK = 1 << 24
+#: Distance in elements below which rows of a table are read together with everything between them.
+_NEAR = 1 << 16
+
+
+class BlockWeights(Protocol):
+    """Parameters and buffers of a decoder by name, read or drawn on request and not kept."""
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole tensors on the CPU, in any order and in their own dtype.
+
+        Raises:
+            RunError: a file is missing or damaged, or lacks a tensor; the message names it.
+        """
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Read rows ``start … stop`` of a table, ``[stop − start, D]``, on the CPU in its own dtype."""
+
+
+class HeldWeights:
+    """Weights of a decoder that is in memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.held = model.state_dict()
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """See :class:`BlockWeights`."""
+        return ((name, self.held[name].cpu()) for name in names)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """See :class:`BlockWeights`."""
+        return self.held[name][start:stop].cpu()
+
+
+def table_chunks(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
+    """Yield first row and one past the last of the parts in which a table ``[n_rows, width]`` is read."""
+    at_once = max(CHUNK // width, 1)
+    return ((start, min(start + at_once, n_rows)) for start in range(0, n_rows, at_once))
+
+
+def chosen_rows(weights: BlockWeights, name: str, rows_U: Tensor, width: int) -> Tensor:
+    """Read the given rows of a table, ``[U, D]``; rows far from all of them are skipped.
+
+    Args:
+        weights: source of the table.
+        name: name of the table.
+        rows_U: row numbers, int64, rising.
+        width: D.
+    """
+    wanted = rows_U.tolist()
+    found: list[Tensor] = []
+    first = 0
+    for i, row in enumerate(wanted):
+        last = i + 1 == len(wanted)
+        if last or (wanted[i + 1] - row) * width > _NEAR or (wanted[i + 1] - wanted[first]) * width > CHUNK:
+            start = wanted[first]
+            # A copy: rows between those that were chosen are let go of.
+            found.append(weights.rows(name, start, row + 1)[rows_U[first : i + 1] - start])
+            first = i + 1
+    return torch.cat(found)
+
+
+def table_moments(weights: BlockWeights, name: str, n_rows: int, width: int) -> tuple[float, float]:
+    """Compute mean and standard deviation of all elements of a table, in float64, reading one part at a time."""
+    n, mean, scatter = 0, 0.0, 0.0
+    for start, stop in table_chunks(n_rows, width):
+        part = weights.rows(name, start, stop).double()
+        own, away = part.mean().item(), part.var(correction=0).item() * part.numel()
+        total = n + part.numel()
+        scatter += away + (own - mean) ** 2 * n * part.numel() / total
+        mean += (own - mean) * part.numel() / total
+        n = total
+    return mean, math.sqrt(scatter / n)
+
+
+# ---------------------------------------------------------------- the decoder by block
 
 #: Context that observes the pass of some sequences through one block; yields None for no observer.
 Watch = Callable[[slice], AbstractContextManager[Observer | None]]
@@ -192,3 +269,61 @@ def _instead(embed: nn.Module, given_BTD: Tensor | None) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+# ---------------------------------------------------------------- drawn weights
+# Birth whose parameters are drawn on request (models/birth.py) and not kept.
+
+
+class DrawnWeights:
+    """The weights of a newborn decoder, each drawn from its own key: bit for bit those of ``born``.
+
+    Args:
+        config: the model.
+        init_seed: the seed of the birth.
+    """
+
+    def __init__(self, config: ModelConfig, init_seed: int) -> None:
+        self.init_seed = init_seed
+        with torch.device("meta"):
+            model = Decoder(config)
+        self._plan = birth_plan(model, config.init)
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        #: State of a birth beside its parameters, set by a pass of random tokens; a few numbers for each head.
+        self._moments: dict[str, Tensor] = {}
+        if estimated_correlations(model):
+            self._settle(config)
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """See :class:`BlockWeights`."""
+        for name in names:
+            yield name, self._moments[name] if name in self._moments else self._drawn(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """See :class:`BlockWeights`."""
+        return self._drawn(name, start, stop)
+
+    def _drawn(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        n_rows, *row = self._shapes[name]
+        stop, width = n_rows if stop is None else stop, torch.Size(row).numel()
+        values = draw(self.init_seed, name, n_rows * width, self._plan[name], start * width, stop * width)
+        return torch.from_numpy(values).view(stop - start, *row)
+
+    @torch.no_grad()
+    def _settle(self, config: ModelConfig) -> None:
+        """Compute the first moments of estimated correlations, as ``initialize_moments`` does for a whole model."""
+        with torch.device("meta"):
+            buffers = dict(Decoder(config).named_buffers())
+        self._moments = {name: torch.zeros(buffer.shape) for name, buffer in buffers.items()}
+        decoder = DecoderByBlock(config, self)
+        for part in estimated_correlations(decoder):
+            part.train()
+        tokens_NT = first_moment_tokens(config.vocab_size, config.max_seq_len, self.init_seed)
+        states_NTD = torch.empty(*tokens_NT.shape, config.d_model)
+
+        def keep(layer: int) -> None:
+            if layer:
+                block = decoder.blocks[layer - 1]
+                self._moments |= {f"blocks.{layer - 1}.{name}": buffer for name, buffer in block.named_buffers()}
+
+        decoder.pass_blocks(tokens_NT, states_NTD, [slice(0, len(tokens_NT))], passed=keep)

@@ -1,1 +1,0 @@
-"""Adapters: small trained parts beside a frozen decoder, one file per kind (definitions §12)."""

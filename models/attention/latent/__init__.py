@@ -1,1 +1,0 @@
-"""Multi-head latent attention: keys and values of all heads from one narrow vector of each token."""

@@ -1,1 +1,0 @@
-"""Decoder with one block at a time in memory."""

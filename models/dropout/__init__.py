@@ -1,1 +1,0 @@
-"""Dropout: its config, and masks that are a pure function of their place."""
