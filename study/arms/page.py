@@ -24,7 +24,7 @@ from ...report.text import MISSING, format_value, markdown_table
 from ..trial_lock import told
 from ..trials import Trial
 from .figure import Family, families
-from .results import ArmResult, Spread, spread, task_loss
+from .results import TRIGGERS, ArmResult, Spread, spread, task_loss
 from .trials import ArmStudy
 
 _COLUMNS = {
@@ -58,6 +58,7 @@ def _shown(results: Sequence[ArmResult]) -> list[str]:
     at keys other than the first appear only if an arm has them.
     """
     shown = [key for key in _COLUMNS if key not in _OPTIONAL or any(r.figures[key].n for r in results)]
+    shown += dict.fromkeys(key for result in results for key in result.own)
     if not any(_sink_is_elsewhere(r) for r in results):
         shown = [key for key in shown if key not in ("sink_key", "sink_key_importance")]
     return shown
@@ -72,7 +73,7 @@ def _sink_is_elsewhere(result: ArmResult) -> bool:
 
 def _cell(result: ArmResult, column: str, detail: _Detail) -> str:
     if column not in ("birth", "end"):
-        return _format_spread(result.figures[column], _FORMATS.get(column, ".3f"), detail)
+        return _format_spread(result.figures.get(column, spread([])), _FORMATS.get(column, ".3f"), detail)
     layers = result.layers(column)
     if len(layers) == 1:
         return _format_spread(layers[0], ".3g", detail)
@@ -99,7 +100,11 @@ def titles_and_rows(study: ArmStudy, results: Sequence[ArmResult]) -> tuple[list
         ]
         for result in results
     ]
-    return ["arm", "runs", "step", *(_COLUMNS[column] for column in columns)], rows
+    return ["arm", "runs", "step", *(_title(column, results) for column in columns)], rows
+
+
+def _title(column: str, results: Sequence[ArmResult]) -> str:
+    return _COLUMNS.get(column) or next(result.own[column] for result in results if column in result.own)
 
 
 def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
@@ -110,7 +115,7 @@ def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
     return (
         f"Mean ± sd (min–max) over init_seeds {', '.join(map(str, study.init_seeds))}. Sink mass: mean attention on "
         f"position 0 on held-out text of the task (uniform attention: {uniform}). Losses in nats per token. "
-        f"{_ABOUT_OUTLIERS if outliers else ''}"
+        f"{_about_learning(results)}{_ABOUT_OUTLIERS if outliers else ''}"
         "σ²(0)/σ²(late): variance of what enters the output projection at position 0 over its mean in the later half, "
         "random tokens" + ("; one figure per block." if any(len(r.layers("end")) > 1 for r in results) else ".")
     )
@@ -141,7 +146,7 @@ def _in_short(
     """Build headings and cells of some columns."""
     headings = [Heading("arm", "name"), Heading("runs"), Heading("step")]
     for column in columns:
-        first, _, second = _COLUMNS[column].rpartition(" ")
+        first, _, second = _title(column, results).rpartition(" ")
         headings.append(Heading(f"{first}\n{second}" if first else second))
     rows = [
         [
@@ -174,7 +179,9 @@ def print_results(study: ArmStudy, results: Sequence[ArmResult], console: Consol
         if table_width(*table) < console.width:
             break
     print_table(console, *table)
-    print_left_out(console, [_COLUMNS[name] for name in wide if name not in columns], "table.csv has every column")
+    print_left_out(
+        console, [_title(name, results) for name in wide if name not in columns], "table.csv has every column"
+    )
 
 
 # ---------------------------------------------------------------- the page: sentences, a scatter, curves and a table
@@ -217,6 +224,9 @@ def outcome(study: ArmStudy, results: Sequence[ArmResult]) -> list[str]:
     none = [r for r in known if r.sink.max < threshold("no_sink") * r.uniform]
     between = [r for r in known if r not in sink and r not in none]
     first = next(iter(study.arms))
+    name = task_loss(results)
+    if any(r.learned(name) is False for r in known if r.arm == first):
+        return [*_nothing_learned(known, sink, none, first, name), _rests_on(known)]
     learned, worse, unknown = _by_loss(none, results, first)
     within = f"within {in_prose(threshold('learned'), 2)} nats of the loss of {first}"
     parts = [
@@ -228,6 +238,37 @@ def outcome(study: ArmStudy, results: Sequence[ArmResult]) -> list[str]:
     ]
     said = [f"{words}: {', '.join(r.arm for r in arms)}." for words, arms in parts if arms]
     return [*said, _rests_on(known)]
+
+
+def _nothing_learned(
+    known: Sequence[ArmResult], sink: Sequence[ArmResult], none: Sequence[ArmResult], first: str, name: str
+) -> list[str]:
+    """Say that the arm with which others are compared has not learned: no arm can be said to learn as well as it."""
+    reference = next(r for r in known if r.arm == first)
+    end, birth = reference.figures[name], reference.figures.get(f"{name}_birth", spread([]))
+    loss = "loss on triggers" if name == "trigger_loss" else "validation loss"
+    beside = f", {in_prose(birth.mean, 2)} at birth" if birth.n else ""
+    told = [
+        f"{first} has not learned: its {loss} is {in_prose(end.mean, 2)} nats{beside}. This is a first look: nothing "
+        "can be said yet of arms that learn without a sink."
+    ]
+    parts = (
+        ("With a sink in every seed", sink),
+        ("Without a sink so far", none),
+        ("In between, or not the same in every seed", [r for r in known if r not in sink and r not in none]),
+        ("Learned", [r for r in known if r.learned(name)]),
+    )
+    return told + [f"{words}: {', '.join(r.arm for r in arms)}." for words, arms in parts if arms]
+
+
+def _about_learning(results: Sequence[ArmResult]) -> str:
+    """Explain when an arm counts as having learned."""
+    if task_loss(results) == "trigger_loss":
+        return f"An arm has learned if its trigger loss is at most {TRIGGERS:g} of that at birth. "
+    return (
+        f"An arm has learned if its validation loss is {in_prose(threshold('learned'), 2)} nats below the entropy of "
+        "token frequencies. "
+    )
 
 
 def _rests_on(known: Sequence[ArmResult]) -> str:
@@ -283,7 +324,9 @@ def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], first: Arm
     losses = [point.y for point in points]
     return ScatterPanel(
         "arms",
-        "Lower left: no sink, and the task is learned",
+        "Lower left: no sink, and the task is learned"
+        if any(r.learned(name) is not False for r in results)
+        else "Sink and loss: no arm has learned yet",
         points,
         "sink mass at the end",
         "loss on trigger positions (nats)" if name == "trigger_loss" else "validation loss (nats)",

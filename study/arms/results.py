@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...findings.thresholds import threshold
 from ...measure.records import Snapshot, metrics_by_step
 from ...report.rows import join_rows
 from ...report.text import finite_or_nan
@@ -29,6 +30,14 @@ SCALARS = {
 }
 """Figure → scalar of a row (report/tables.py), at the end of the run."""
 
+AT_BIRTH = ("trigger_loss", "val_loss")
+"""Figures that are kept at birth too, as ``FIGURE_birth``."""
+
+
+TRIGGERS = 0.1
+"""Largest loss on triggers over that at birth of an arm that has learned. In docs/results/sinks.md arms that learn end
+at .001 to .012 of it, those that do not at .2 and more.
+"""
 
 ARRAYS = ("variance_discrepancy", "variance_discrepancy_out")
 """Arrays ``[L]`` of the random probe, at birth and at the end. (Where every sequence starts with one BOS, the variance
@@ -74,10 +83,26 @@ class ArmResult:
     sinks: np.ndarray
     """``[runs, steps]`` sink mass: on the task's text where it was measured, a share of the row's sum where rows do
     not sum to 1."""
+    own: dict[str, str] = field(default_factory=dict)
+    """Labels of the figures that metrics of the user gave."""
     step_s: Spread = field(default_factory=lambda: spread([]))
     """Median seconds of a training step of each run. They depend on the machine and its other work, so they are not in
     the table, which does not depend on who started the runs.
     """
+
+    def learned(self, loss: str) -> bool | None:
+        """True if every seed has learned by its ``trigger_loss`` or ``val_loss``; None if that is unknown.
+
+        A loss on triggers must have fallen to a tenth of that at birth. A validation loss must be below the entropy of
+        token frequencies, or where that is unknown below that of birth, by the threshold of a single run.
+        """
+        none = spread([])
+        end, birth = self.figures[loss], self.figures.get(f"{loss}_birth", none)
+        if loss == "trigger_loss":
+            return None if not (end.n and birth.n) else end.max <= TRIGGERS * birth.mean
+        unigram = self.figures.get("unigram_entropy", none)
+        reference = unigram if unigram.n else birth
+        return None if not (end.n and reference.n) else end.max <= reference.mean - threshold("learned")
 
     @property
     def sink(self) -> Spread:
@@ -108,6 +133,8 @@ class _Read(NamedTuple):
     snapshots: dict[int, Snapshot]
     step_s: float
     """Median of the times of its steps; NaN where none was logged."""
+    unigram_entropy: float
+    """Entropy of the token frequencies of its corpus, nats; NaN where it is not recorded."""
 
 
 def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
@@ -127,7 +154,9 @@ def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
                 rows = {row["step"]: row for row in join_rows(snapshots, metrics)}
                 if rows:
                     by_step = {snapshot.step: snapshot for snapshot in snapshots}
-                    reads.append(_Read(trial, rows, by_step, _step_seconds(metrics)))
+                    corpus = trial.run.read_birth().get("data") or {}
+                    entropy = finite_or_nan(corpus.get("unigram_entropy"))
+                    reads.append(_Read(trial, rows, by_step, _step_seconds(metrics), entropy))
         finished = [read for read in reads if read.trial.finished]
         if reads:
             results.append(_result(arm, finished or reads))
@@ -144,6 +173,12 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
             found = [read.snapshots[at].arrays.get(array) for read in reads if at in read.snapshots]
             for layer, values in enumerate(zip(*(v for v in found if v is not None), strict=True), start=1):
                 figures[f"{array}_{moment}.{layer}"] = spread([float(value) for value in values])
+    births = [read.rows.get(0, {}) for read in reads]
+    for name in AT_BIRTH:
+        figures[f"{name}_birth"] = spread([finite_or_nan(birth.get(SCALARS[name])) for birth in births])
+    figures["unigram_entropy"] = spread([read.unigram_entropy for read in reads])
+    own = _own_labels([read.snapshots[step] for read in reads if step in read.snapshots])
+    figures |= {name: spread([finite_or_nan(end.get(name)) for end in ends]) for name in own}
     figures |= _sink_keys([read.snapshots[step] for read in reads if step in read.snapshots])
     measured = [at for at in steps if all(math.isfinite(_sink(read.rows[at])) for read in reads)]
     return ArmResult(
@@ -154,8 +189,21 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
         uniform=next((finite_or_nan(end.get("sink_uniform")) for end in ends), math.nan),
         steps=measured,
         sinks=np.array([[_sink(read.rows[at]) for at in measured] for read in reads]),
+        own=own,
         step_s=spread([read.step_s for read in reads]),
     )
+
+
+def _own_labels(ends: Sequence[Snapshot]) -> dict[str, str]:
+    """Return the scalars that metrics of the user declared in snapshots, with their labels; on text under ``text_``."""
+    found = {}
+    for end in ends:
+        for name in (declared["name"] for declared in end.summary.get("quantities", [])):
+            quantity = end.quantities[name]
+            for key, group, where in ((name, "bias", ""), (f"text_{name}", "bias_text", ", text")):
+                if name in end.summary.get(group, {}):
+                    found[key] = f"{quantity.label}{where}"
+    return found
 
 
 def _step_seconds(metrics: Mapping[int, Mapping[str, float]]) -> float:

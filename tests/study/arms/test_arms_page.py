@@ -52,6 +52,31 @@ def test_arms_are_told_apart_by_sink_and_loss():
     assert outcome(study_of(results), [])[0].startswith("No arm has a sink mass yet")
 
 
+def test_an_arm_that_has_learned_nothing_is_no_measure_of_others():
+    def look(name, sinks, triggers, at_birth=5.56):
+        found = arm(name, sinks, [2.0])
+        found.figures.update(trigger_loss=spread(triggers), trigger_loss_birth=spread([at_birth]))
+        return found
+
+    early = [look("plain", [0.06], [5.36]), look("headnorm", [0.05], [5.3]), look("quick", [0.05], [0.05])]
+    told, *said, _ = outcome(study_of(early), early)
+    assert told.startswith("plain has not learned: its loss on triggers is 5.36 nats, 5.56 at birth.")
+    assert said == ["Without a sink so far: plain, headnorm, quick.", "Learned: quick."]
+    late = [look("plain", [0.8], [0.405]), look("headnorm", [0.0], [0.41]), look("failed", [0.0], [1.2])]
+    assert outcome(study_of(late), late)[1:3] == [
+        "Without a sink, and within .05 nats of the loss of plain: headnorm.",
+        "Without a sink, but not within .05 nats of the loss of plain: failed.",
+    ]
+    assert [r.learned("trigger_loss") for r in late] == [True, True, False]
+    # Of text, token frequencies are what has to be beaten; without them, the loss at birth.
+    text = arm("plain", [0.8], [4.2])
+    assert text.learned("val_loss") is None
+    text.figures["val_loss_birth"] = spread([8.0])
+    assert text.learned("val_loss")
+    text.figures["unigram_entropy"] = spread([4.22])
+    assert text.learned("val_loss") is False
+
+
 @given(st.lists(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 5)), min_size=1, max_size=3), min_size=1, max_size=5))
 def test_every_seed_bears_out_the_sentence_on_its_arm(seeds):
     results = [arm(f"arm{i}", [s for s, _ in found], [x for _, x in found]) for i, found in enumerate(seeds)]

@@ -17,6 +17,7 @@ from birthmark.errors import RunError, UsageError
 from birthmark.files import write_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import Snapshot, append_metrics
+from birthmark.metrics.quantity import Quantity
 from birthmark.study.arms.figure import families, study_figure
 from birthmark.study.arms.page import arms_page, markdown, notes, print_results, titles_and_rows, write_csv
 from birthmark.study.arms.results import ARRAYS, read_results, spread
@@ -312,6 +313,24 @@ def test_outliers_have_columns_where_they_were_measured_and_the_time_of_a_step_i
     page = arms_page(study, results, trials, tmp_path / "out")
     assert "25 (20–30)" in page
     assert "ms a step" in page
+
+
+def test_a_metric_of_the_user_is_a_column_like_any_other(write, tmp_path):
+    study, trials = planned(write, tmp_path)
+    declared = Quantity("spikes", label="spikes", definition="Number of spikes.").to_json()
+    for number, trial in enumerate(trials):
+        write_run(trial)
+        for folder in trial.run.snapshot_folders():
+            snapshot = Snapshot.read(folder)
+            snapshot.summary["quantities"] = [declared]
+            snapshot.summary["bias"]["spikes"] = 7.0 + number
+            snapshot.write(folder)
+    results = read_results(study, trials)
+    titles, rows = titles_and_rows(study, results)
+    assert titles.count("spikes") == 1
+    assert rows[0][titles.index("spikes")] == "8.000 ± 1.414 (7.000–9.000)"
+    write_csv(results, tmp_path / "table.csv")
+    assert "spikes_mean" in (tmp_path / "table.csv").read_text().splitlines()[0]
 
 
 def test_unfinished_runs_stand_back_behind_finished_ones(write, tmp_path):
