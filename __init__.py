@@ -11,13 +11,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api.comparing import Comparison, compare
+    from .api.comparing import Comparison, compare, fingerprint
     from .api.intervening import InterventionResult, intervene
-    from .api.kinship import fingerprint
     from .api.model import Model, load, measure
     from .api.named_array import NamedArray
-    from .api.pretraining import pretrain
-    from .api.run import Run
+    from .api.run import Run, pretrain
     from .api.snapshots import Snapshot
     from .callbacks.snapshot import BiasSnapshot
     from .errors import RunError, UsageError
@@ -60,10 +58,10 @@ _MODULES = {
     "SnapshotRecorder": ".measure.recorder",
     "UsageError": ".errors",
     "compare": ".api.comparing",
-    "fingerprint": ".api.kinship",
+    "fingerprint": ".api.comparing",
     "intervene": ".api.intervening",
     "load": ".api.model",
-    "pretrain": ".api.pretraining",
+    "pretrain": ".api.run",
 }
 
 

@@ -14,8 +14,16 @@ from ..errors import UsageError
 from ..files import csv_text, strict, write_failure, write_text
 from ..measure.records import RunDir, Snapshot, append_metrics, write_metrics_csv
 from .config import LogConfig
-from .snapshot_charts import TOKEN_COLUMNS, block_curves, chart_groups, head_tables, sink_map, token_rows
-from .wandb_run import WandbRun, wandb_mode
+from .wandb_run import (
+    TOKEN_COLUMNS,
+    WandbRun,
+    block_curves,
+    chart_groups,
+    head_tables,
+    sink_map,
+    token_rows,
+    wandb_mode,
+)
 
 
 class _OwnFile(Logger):

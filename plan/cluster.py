@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..errors import UsageError
 from ..trainer.gpu_specs import GPUS
-from .ledger import Ring
+from .tracing import Ring
 
 #: Bytes per second of a GPU's own port to other machines: 400 Gbit/s, eight in a DGX or HGX H100 (its data sheet).
 NETWORK = 50e9

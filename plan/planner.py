@@ -21,9 +21,9 @@ from ..trainer.strategies.table import STRATEGIES, STRATEGY_FIELDS, StrategyName
 from ..trainer.throughput import flops_per_token
 from .cluster import Cluster
 from .describe import describe
-from .ledger import MANY, PARTS, PHASES, Curve
 from .rehearsal import rehearse
 from .strategy_costs import STRATEGY_COSTS, StepSizes
+from .tracing import MANY, PARTS, PHASES, Curve
 
 #: Share of the memory for tensors that suggestions leave free: plans were up to 5 % below the memory that processes
 #: took.

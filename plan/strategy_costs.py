@@ -11,8 +11,8 @@ from ..data.batch_sizes import BatchShares
 from ..trainer.config import TrainerConfig
 from ..trainer.strategies import fsdp2
 from ..trainer.strategies.table import StrategyName
-from .ledger import PARTS, Curve, Ring
 from .rehearsal import Sharding
+from .tracing import PARTS, Curve, Ring
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _GATHERED, _ = range(len(PARTS))
 

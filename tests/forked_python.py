@@ -35,7 +35,7 @@ IMPORTED = (
     "torch.distributed.fsdp",
     "lightning.pytorch",
     "matplotlib.pyplot",
-    "birthmark.api.pretraining",
+    "birthmark.api.run",
     "birthmark.launch.commands.pretrain",
     "birthmark.measure.measurement",
     "birthmark.report.run_page",

@@ -14,8 +14,7 @@ from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
 from ..callbacks.checkpoint import Checkpoint, CheckpointFirst
-from ..callbacks.evaluation import Evaluation
-from ..callbacks.fingerprint import FingerprintSnapshot
+from ..callbacks.evaluation import Evaluation, FingerprintSnapshot
 from ..callbacks.loggers import CsvLogger, JsonLinesLogger, tensorboard_logger
 from ..callbacks.milestones import MilestoneCallback, never
 from ..callbacks.progress import RunProgress

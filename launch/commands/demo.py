@@ -55,7 +55,7 @@ def run(options: Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from ...api.pretraining import run_training
+    from ...api.run import run_training
     from ...callbacks.stop import stopped_already
     from .pretrain import show_end
 

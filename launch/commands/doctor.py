@@ -39,7 +39,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
     from rich.markup import escape
 
-    from ...api.pretraining import in_its_folder
+    from ...api.run import in_its_folder
     from ...report.terminal import print_json
     from ..readiness import examine, would_run
 

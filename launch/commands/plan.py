@@ -86,8 +86,7 @@ def run(options: Namespace) -> int:
 
     from ...plan.cluster import Cluster
     from ...plan.planner import Planner, best, budget
-    from ...plan.table import print_alternatives, print_memory, print_upkeep, print_work
-    from ...plan.upkeep import upkeep
+    from ...plan.table import print_alternatives, print_memory, print_upkeep, print_work, upkeep
     from ...report.terminal import bar, print_json
 
     for name in ("tokens", "price"):

@@ -88,7 +88,7 @@ def train(config: RunConfig, resumed: str | None, name: str) -> int:
     """
     from rich.console import Console
 
-    from ...api.pretraining import in_its_folder, run_training
+    from ...api.run import in_its_folder, run_training
     from ...callbacks.stop import stopped_already
     from ...trainer.processes.launched_process import launched_process
 

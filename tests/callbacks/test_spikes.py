@@ -5,7 +5,7 @@ import math
 import numpy as np
 from scipy.stats import median_abs_deviation
 
-from birthmark.callbacks.spikes import Spikes
+from birthmark.callbacks.training import Spikes
 
 
 def slow(values):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import birthmark
-from birthmark.api.pretraining import in_its_folder
+from birthmark.api.run import in_its_folder
 from birthmark.callbacks.config import LogConfig
 from birthmark.callbacks.wandb_run import Identity, wandb_mode, wandb_run
 from birthmark.errors import RunError, UsageError

@@ -12,9 +12,8 @@ from rich.console import Console
 from birthmark.callbacks.evaluation import Evaluation, thinned
 from birthmark.data.backcopy import TRIGGERS, BackCopy
 from birthmark.errors import UsageError
-from birthmark.evaluation.backcopy_score import backcopy_scores
-from birthmark.evaluation.bits_per_byte import prepare_text, read_text, text_windows
-from birthmark.evaluation.windows import Window, score
+from birthmark.evaluation.evaluator import backcopy_scores
+from birthmark.evaluation.texts import Window, prepare_text, read_text, score, text_windows
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from birthmark.evaluation.writing import Prompt, write
+from birthmark.evaluation.harness import Prompt, write
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 
@@ -53,7 +53,7 @@ import json, os, sys
 rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 import torch
 import torch.distributed as dist
-from birthmark.evaluation.writing import Prompt, write
+from birthmark.evaluation.harness import Prompt, write
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.trainer.config import TrainerConfig

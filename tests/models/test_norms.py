@@ -14,7 +14,7 @@ from birthmark.models.birth import born
 from birthmark.models.changes.coordinates import Rotation, check_channels, check_known_gate
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.norms import cast_once
-from birthmark.plan.gpu import as_on
+from birthmark.plan.rehearsal import as_on
 
 SHAPE = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_ff": 48, "vocab_size": 61, "max_seq_len": 24}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import birthmark
-from birthmark.plan.gpu import KERNELS, WIDE
+from birthmark.plan.rehearsal import KERNELS, WIDE
 
 ROOT = Path(birthmark.__file__).parent
 

@@ -13,11 +13,10 @@ from birthmark.errors import UsageError
 from birthmark.models.birth import born
 from birthmark.models.decoder import Decoder
 from birthmark.plan.cluster import Cluster
-from birthmark.plan.ledger import Ring
 from birthmark.plan.planner import MARGIN, Planner, best, with_strategy
 from birthmark.plan.strategy_costs import STRATEGY_COSTS
-from birthmark.plan.table import print_upkeep
-from birthmark.plan.upkeep import upkeep
+from birthmark.plan.table import print_upkeep, upkeep
+from birthmark.plan.tracing import Ring
 from birthmark.trainer.config import OptimConfig, TrainerConfig
 from birthmark.trainer.gpu_specs import GPUS
 from birthmark.trainer.module import PretrainModule

@@ -12,7 +12,7 @@ from birthmark.models import decoder
 from birthmark.models.config import dotted
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner, budget
-from birthmark.plan.upkeep import upkeep
+from birthmark.plan.table import upkeep
 from birthmark.trainer.config_file import read_config
 
 CONFIGS = Path(birthmark.__file__).parent / "configs"

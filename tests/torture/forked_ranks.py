@@ -21,7 +21,7 @@ _HEAVY = (
     "torch.distributed.fsdp",
     "lightning.pytorch",
     "matplotlib.pyplot",
-    "birthmark.api.pretraining",
+    "birthmark.api.run",
     "birthmark.launch.commands.pretrain",
     "birthmark.report.run_page",
     "birthmark.report.snapshot_table",

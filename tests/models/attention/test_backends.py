@@ -20,7 +20,7 @@ from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.fused import backends, kernels
 from birthmark.models.attention.positions import POSITIONS
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
-from birthmark.plan.gpu import as_on
+from birthmark.plan.rehearsal import as_on
 
 ESTIMATED = CalibrationConfig(correlation="estimated")
 ARMS = {

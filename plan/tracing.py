@@ -234,7 +234,7 @@ class Ledger(TorchDispatchMode):
     def _communicate(self, name: str, args: Any) -> None:
         if name not in SENT:
             raise NotImplementedError(
-                f"{name}: the plan does not know how many bytes this collective sends; add it to plan/ledger.py, SENT"
+                f"{name}: the plan does not know how many bytes this collective sends; add it to plan/tracing.py, SENT"
             )
         if self._phase and (message := SENT[name](*args)) is not None:
             ring, n_bytes = message
