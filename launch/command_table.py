@@ -12,13 +12,13 @@ from .. import __version__
 from ..trainer.config_parser import Parser
 
 #: In the order of ``birthmark --help``. Each is a module in `commands`, and is named as the module is.
-_MODULES = (
+COMMANDS = (
     "demo",
-    "corpus.tokenise",
+    "tokenise",
     "pretrain",
     "adapt",
     "launch",
-    "corpus.data",
+    "data",
     "report",
     "figure",
     "describe",
@@ -27,23 +27,20 @@ _MODULES = (
     "sample",
     "export",
     "ablate",
-    "instrument.fingerprint",
-    "instrument.identify",
-    "instrument.audit",
-    "instrument.certify",
-    "instrument.verify",
-    "instrument.snapshot",
-    "instrument.compare",
-    "instrument.intervene",
-    "instrument.length",
-    "instrument.quantise",
+    "fingerprint",
+    "identify",
+    "audit",
+    "certify",
+    "verify",
+    "snapshot",
+    "compare",
+    "intervene",
+    "length",
+    "quantise",
     "configs",
     "doctor",
     "completion",
 )
-_PATHS = {module.rpartition(".")[2]: module for module in _MODULES}
-#: The commands' names.
-COMMANDS = tuple(_PATHS)
 
 
 class Command(Protocol):
@@ -70,7 +67,7 @@ class Command(Protocol):
 
 def load_command(name: str) -> Command:
     """Import a command's module."""
-    return cast(Command, import_module(f".commands.{_PATHS[name]}", __package__))
+    return cast(Command, import_module(f".commands.{name}", __package__))
 
 
 @cache

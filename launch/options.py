@@ -1,10 +1,10 @@
-"""Options shared by several commands."""
+"""Options that several commands have, ``--set FIELD=VALUE`` among them."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -13,7 +13,8 @@ from jsonargparse import Namespace
 from ..errors import UsageError
 from ..measure.config import MOST_STRANGERS, SnapshotConfig
 from ..schema import SEEDS, shown
-from ..trainer.config_parser import Parser
+from ..trainer.config_parser import Parser, unknown_fields
+from ..urls import keep_credentials_in
 
 #: Exit status of commands that check something, if the check fails.
 WRONG = 3
@@ -190,3 +191,36 @@ def check_stream(options: Namespace) -> None:
     """Raise UsageError if --scratch is given without --stream."""
     if options.scratch is not None and not options.stream:
         raise UsageError(f"--scratch {options.scratch}: only --stream keeps anything there; give both, or none")
+
+
+# ---------------------------------------------------------------- overrides
+# ``--set FIELD=VALUE``: fields of a config to replace on the command line.
+
+
+def add_overrides(parser: Parser, what: str) -> None:
+    """Let a command take ``--set``; ``what`` is its help."""
+    parser.add_argument("--set", type=str, nargs="+", default=[], metavar="FIELD=VALUE", help=what)
+
+
+def read_overrides(words: Sequence[str], refused: Sequence[str] = (), why: str = "") -> dict[str, str]:
+    """Read values by dotted field, as text: reading the config gives each its field's type.
+
+    Args:
+        words: the words after ``--set``.
+        refused: fields that this command rejects.
+        why: reason for the message that rejects them.
+
+    Raises:
+        UsageError: a word is no ``FIELD=VALUE``, or names no field; the message repeats it.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        field, equals, value = word.partition("=")
+        if not equals or not field:
+            raise UsageError(f"--set {word}: write FIELD=VALUE, as in trainer.max_steps=100")
+        if field in refused:
+            raise UsageError(f"--set {word}: {why}")
+        if unknown := unknown_fields([field]):
+            raise UsageError(f"--set {word}: {unknown[0]}")
+        found[field] = keep_credentials_in(value)
+    return found

@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ...trainer.by_name.shipped_configs import find_config
 from ...trainer.config_parser import Parser
 from ...urls import hide_credentials
-from ..overrides import add_overrides, read_overrides
+from ..options import add_overrides, read_overrides
 
 if TYPE_CHECKING:
     from ...study.study_file import StudyRequest
@@ -114,8 +114,7 @@ def _check(options: Namespace) -> None:
 def _hand_over(options: Namespace, request: StudyRequest) -> int:
     """Write the launcher's file, and print the next steps."""
     from ...study.table import plan_study
-    from ..grids.grid import make_grid
-    from ..grids.launchers import LAUNCHERS, Asked
+    from ..grids import LAUNCHERS, Asked, make_grid
 
     asked = Asked(tuple(options.sbatch), options.submit)
     planned = plan_study(request)

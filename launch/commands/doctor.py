@@ -10,8 +10,7 @@ from jsonargparse import Namespace
 
 from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
-from ..options import add_json
-from ..overrides import add_overrides, read_overrides
+from ..options import add_json, add_overrides, read_overrides
 
 SUMMARY = (
     "Show what a run finds on this machine (libraries, devices, launchers, disk, W&B), and whether it would start."

@@ -15,7 +15,7 @@ from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
 from ...trainer.gpu_specs import GPUS
 from ...trainer.strategies.table import STRATEGIES
-from ..overrides import add_overrides, read_overrides
+from ..options import add_overrides, read_overrides
 
 SUMMARY = "Show whether a run fits on a cluster and what it takes there (docs/cluster.md)."
 

@@ -15,7 +15,7 @@ import yaml
 import birthmark as bm
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
-from birthmark.launch.commands.instrument.identify import read_seeds
+from birthmark.launch.commands.identify import read_seeds
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import compare

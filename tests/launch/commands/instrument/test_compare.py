@@ -12,7 +12,7 @@ import yaml
 
 from birthmark.api.comparing import compare
 from birthmark.launch.cli import main
-from birthmark.launch.commands.instrument.compare import add_options
+from birthmark.launch.commands.compare import add_options
 from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.quantised.cost import quantisation_costs
 from birthmark.models.attention.config import AttentionConfig

@@ -9,11 +9,10 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
-from ....trainer.config_file import read_config
-from ....trainer.config_parser import Parser
-from ...options import add_json
-from ...overrides import add_overrides, read_overrides
+from ...errors import UsageError
+from ...trainer.config_file import read_config
+from ...trainer.config_parser import Parser
+from ..options import add_json, add_overrides, read_overrides
 
 SUMMARY = "Tokenise the text of a run once, before it starts (docs/tokens.md)."
 
@@ -33,7 +32,7 @@ def run(options: Namespace) -> int:
     """Tokenise the data, and say what is there now."""
     config = read_config(Path(options.config), read_overrides(options["set"]))
     if config.init_from:
-        from ....trainer.initial_model import resolve_init_from  # with torch and Lightning, half a gigabyte
+        from ...trainer.initial_model import resolve_init_from  # with torch and Lightning, half a gigabyte
 
         config = resolve_init_from(config)
     if config.data.stream:
@@ -45,8 +44,8 @@ def run(options: Namespace) -> int:
     if data.path == "backcopy":
         raise UsageError("data.path: backcopy has no text to tokenise; its samples are computed")
 
-    from ....data.tokenised import tokenise
-    from ....report.terminal import print_json
+    from ...data.tokenised import tokenise
+    from ...report.terminal import print_json
 
     start = time.perf_counter()
     done = tokenise(data, config.model.vocab_size)

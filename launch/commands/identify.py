@@ -8,11 +8,11 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
-from ....study.lineage.options import add_comparison_options
-from ....trainer.config_file import read_config
-from ....trainer.config_parser import Parser
-from ...options import add_json, add_model, add_stream, add_trust, check_seed, check_stream, read_numbers, tell
+from ...errors import UsageError
+from ...study.lineage.options import add_comparison_options
+from ...trainer.config_file import read_config
+from ...trainer.config_parser import Parser
+from ..options import add_json, add_model, add_stream, add_trust, check_seed, check_stream, read_numbers, tell
 
 SUMMARY = "Show which seed a model was born from (docs/lineage.md)."
 
@@ -52,18 +52,18 @@ def run(options: Namespace) -> int:
     """Rank candidate seeds."""
     from rich.console import Console
 
-    from ....models.by_block import Streaming
-    from ....report.terminal import bar, out_file, print_json, print_written
-    from ....study.lineage.answer import (
+    from ...models.by_block import Streaming
+    from ...report.terminal import bar, out_file, print_json, print_written
+    from ...study.lineage.answer import (
         answer_of_seeds,
         describe_test,
         fingerprint_json,
         print_ranking,
         write_seeds_page,
     )
-    from ....study.lineage.comparison import check_comparable, choose_probe, comparison_of, rank_seeds
-    from ....trainer.by_name.model_by_block import birth_by_block, source_by_block
-    from ....trainer.by_name.model_names import AnySource, ModelSource, SourceWithBirth, open_any_source
+    from ...study.lineage.comparison import check_comparable, choose_probe, comparison_of, rank_seeds
+    from ...trainer.by_name.model_by_block import birth_by_block, source_by_block
+    from ...trainer.by_name.model_names import AnySource, ModelSource, SourceWithBirth, open_any_source
 
     comparison = comparison_of(options)
     check_stream(options)

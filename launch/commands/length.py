@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
-from ....errors import RunError, UsageError
-from ....schema import outside
-from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, add_data, add_json, data_named
+from ...errors import RunError, UsageError
+from ...schema import outside
+from ...trainer.config_parser import Parser
+from ..options import MODEL_NAMES, add_data, add_json, data_named
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ....measure.loss_by_position import LengthResult
-    from ....trainer.by_name.model_names import ModelSource
+    from ...measure.loss_by_position import LengthResult
+    from ...trainer.by_name.model_names import ModelSource
 
 SUMMARY = "Loss by position beyond the training length, and what evicting the first keys costs."
 
@@ -70,8 +70,8 @@ def run(options: Namespace) -> int:
     """Read long sequences with every model under every condition."""
     from rich.console import Console
 
-    from ....report.pictures.long_sequences import write_picture
-    from ....report.terminal import picture_path, print_json, print_written
+    from ...report.pictures.long_sequences import write_picture
+    from ...report.terminal import picture_path, print_json, print_written
 
     bounds = {"n_sequences": (2, 1 << 24), "batch_size": (1, 1 << 24), "prefix": (1, 1 << 27), "window": (1, 1 << 27)}
     bounds = {name: bound for name, bound in bounds.items() if options[name] is not None}
@@ -130,11 +130,11 @@ class _Reading:
 
 
 def _results(options: Namespace, evict: list[int]) -> list[LengthResult]:
-    from ....measure.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
-    from ....report.terminal import bar
-    from ....trainer.by_name.model_names import open_source
-    from ....trainer.by_name.own_text import held_out_tokens
-    from ....trainer.devices import device
+    from ...measure.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
+    from ...report.terminal import bar
+    from ...trainer.by_name.model_names import open_source
+    from ...trainer.by_name.own_text import held_out_tokens
+    from ...trainer.devices import device
 
     readings = [_Reading.of(source, options.to, options.prefix) for source in map(open_source, options.models)]
     for reading in readings:
@@ -165,7 +165,7 @@ def _results(options: Namespace, evict: list[int]) -> list[LengthResult]:
 
 
 def _as_json(result: LengthResult) -> dict[str, Any]:
-    from ....files import strict
+    from ...files import strict
 
     arms = []
     for arm in result.arms:
@@ -186,7 +186,7 @@ def _as_json(result: LengthResult) -> dict[str, Any]:
 
 
 def _print(found: list[LengthResult], console: Console) -> None:
-    from ....report.terminal import Heading, print_table
+    from ...report.terminal import Heading, print_table
 
     for result in found:
         window = "" if result.window is None else f", window {result.window}"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
-from ....measure.config import SnapshotConfig
-from ....trainer.config_parser import Parser
-from ...options import (
+from ...errors import UsageError
+from ...measure.config import SnapshotConfig
+from ...trainer.config_parser import Parser
+from ..options import (
     MODEL_NAMES,
     add_data,
     add_json,
@@ -64,9 +64,9 @@ def run(options: Namespace) -> int:
     """Compare models."""
     from rich.console import Console
 
-    from ....report.compared_models import as_json, print_compared, write_folder, write_picture
-    from ....report.terminal import bar, picture_path, print_json, print_written
-    from ....trainer.by_name.between_named import Comparer, names_at_steps
+    from ...report.compared_models import as_json, print_compared, write_folder, write_picture
+    from ...report.terminal import bar, picture_path, print_json, print_written
+    from ...trainer.by_name.between_named import Comparer, names_at_steps
 
     settings = _settings(options)
     folder = None if options.out is None or Path(options.out).suffix else Path(options.out)
@@ -111,7 +111,7 @@ def run(options: Namespace) -> int:
 
 def _settings(options: Namespace) -> SnapshotConfig:
     """Return the settings of the probe, after checking that the options agree with one another."""
-    from ....trainer.by_name.between_named import comparison_problems
+    from ...trainer.by_name.between_named import comparison_problems
 
     check_probe_kind(options)
     if options.barrier is not None and options.probe == "random":

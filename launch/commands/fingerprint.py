@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
-from ....study.lineage.options import add_comparison_options
-from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, add_json, add_strangers, add_stream, add_trust, check_strangers, check_stream, tell
+from ...errors import UsageError
+from ...study.lineage.options import add_comparison_options
+from ...trainer.config_parser import Parser
+from ..options import MODEL_NAMES, add_json, add_strangers, add_stream, add_trust, check_strangers, check_stream, tell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ....study.lineage.comparison import Comparison, ModelPair
-    from ....trainer.by_name.model_names import AnySource, ModelSource
+    from ...study.lineage.comparison import Comparison, ModelPair
+    from ...trainer.by_name.model_names import AnySource, ModelSource
 
 SUMMARY = "Show which models share a birth (docs/lineage.md)."
 
@@ -61,10 +61,10 @@ def run(options: Namespace) -> int:
     """Compare models, or calibrate."""
     from rich.console import Console
 
-    from ....measure.hidden_states import FingerprintProbe
-    from ....models.by_block import Streaming
-    from ....report.terminal import bar, is_kind, out_file, picture_path, print_json, print_written
-    from ....study.lineage.answer import (
+    from ...measure.hidden_states import FingerprintProbe
+    from ...models.by_block import Streaming
+    from ...report.terminal import bar, is_kind, out_file, picture_path, print_json, print_written
+    from ...study.lineage.answer import (
         answer_of_models,
         describe_test,
         fingerprint_json,
@@ -72,15 +72,15 @@ def run(options: Namespace) -> int:
         short_names,
         write_kinship_page,
     )
-    from ....study.lineage.comparison import (
+    from ...study.lineage.comparison import (
         check_comparable,
         choose_probe,
         compare_models,
         comparison_of,
         default_inputs,
     )
-    from ....trainer.by_name.model_by_block import birth_by_block, source_by_block
-    from ....trainer.by_name.model_names import open_any_source
+    from ...trainer.by_name.model_by_block import birth_by_block, source_by_block
+    from ...trainer.by_name.model_names import open_any_source
 
     asked = options.n_inputs
     if asked is None:
@@ -151,8 +151,8 @@ def run(options: Namespace) -> int:
 def _draw_matrix(sources: list[AnySource], pairs: list[ModelPair], title: str, out: Path) -> None:
     import numpy as np
 
-    from ....report.pictures.fingerprints import draw_matrix
-    from ....study.lineage.answer import short_names
+    from ...report.pictures.fingerprints import draw_matrix
+    from ...study.lineage.answer import short_names
 
     n = len(sources)
     z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
@@ -163,8 +163,8 @@ def _draw_matrix(sources: list[AnySource], pairs: list[ModelPair], title: str, o
 
 
 def _save(figure: Figure, out: Path) -> None:
-    from ....report.pictures.saving import save_png
-    from ....report.terminal import print_written
+    from ...report.pictures.saving import save_png
+    from ...report.terminal import print_written
 
     save_png(figure, out)
     print_written("picture", out)
@@ -173,12 +173,12 @@ def _save(figure: Figure, out: Path) -> None:
 def _calibrate(options: Namespace, comparison: Comparison) -> int:
     from rich.console import Console
 
-    from ....metrics.seedprint import LEVEL
-    from ....report.terminal import bar, picture_path, print_json
-    from ....study.lineage.answer import print_rates
-    from ....study.lineage.calibration import NULLS, calibrate, draw_rates
-    from ....study.lineage.comparison import RECIPE_FIELDS, check_comparable, choose_probe
-    from ....trainer.by_name.model_names import open_source
+    from ...metrics.seedprint import LEVEL
+    from ...report.terminal import bar, picture_path, print_json
+    from ...study.lineage.answer import print_rates
+    from ...study.lineage.calibration import NULLS, calibrate, draw_rates
+    from ...study.lineage.comparison import RECIPE_FIELDS, check_comparable, choose_probe
+    from ...trainer.by_name.model_names import open_source
 
     if options.models:
         raise UsageError(f"--calibrate makes its own models: leave out {' '.join(options.models)}")
@@ -215,8 +215,8 @@ def _calibrate(options: Namespace, comparison: Comparison) -> int:
 
 def _with_birth(name: str) -> list[tuple[ModelSource, ModelSource]]:
     """Open every checkpoint of a run together with the run's birth."""
-    from ....measure.records import RunDir
-    from ....trainer.by_name.model_names import open_source
+    from ...measure.records import RunDir
+    from ...trainer.by_name.model_names import open_source
 
     run = RunDir.open(Path(name))
     steps = run.checkpoints_by_step()

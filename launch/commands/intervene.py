@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
-from ....measure.config import SnapshotConfig
-from ....measure.intervention_kinds import KINDS, Around, Fill, Intervention, KindName
-from ....trainer.config_parser import Parser
-from ...options import add_data, add_json, add_model, add_probe, check_probe, data_named, read_numbers
+from ...errors import UsageError
+from ...measure.config import SnapshotConfig
+from ...measure.intervention_kinds import KINDS, Around, Fill, Intervention, KindName
+from ...trainer.config_parser import Parser
+from ..options import add_data, add_json, add_model, add_probe, check_probe, data_named, read_numbers
 
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
     from rich.table import Table
 
-    from ....measure.interventions import Intervened, PassFigures
-    from ....trainer.by_name.intervention_probe import ProbeName
+    from ...measure.interventions import Intervened, PassFigures
+    from ...trainer.by_name.intervention_probe import ProbeName
 
 #: No number of a block, a position, a unit, a channel or a head is larger.
 _MOST = 1 << 27
@@ -94,13 +94,13 @@ def run(options: Namespace) -> int:
     """Intervene on one model."""
     from rich.console import Console
 
-    from ....findings.interventions import intervention_sentence
-    from ....report.pictures.dose_response import write_picture
-    from ....report.terminal import bar, picture_path, print_json, print_written
-    from ....trainer.by_name.intervention_probe import check_probe_name, intervene_on
-    from ....trainer.by_name.loaded_model import load_named
-    from ....trainer.by_name.model_names import open_any_source
-    from ....trainer.devices import device
+    from ...findings.interventions import intervention_sentence
+    from ...report.pictures.dose_response import write_picture
+    from ...report.terminal import bar, picture_path, print_json, print_written
+    from ...trainer.by_name.intervention_probe import check_probe_name, intervene_on
+    from ...trainer.by_name.loaded_model import load_named
+    from ...trainer.by_name.model_names import open_any_source
+    from ...trainer.devices import device
 
     out = picture_path(options.out, "intervene.png", as_json=options.json)
     probe: ProbeName = options.probe or ("random" if options.data is None else "text")
@@ -183,7 +183,7 @@ def _lambdas(text: str | None) -> tuple[float, ...] | None:
 
 def _as_json(found: Intervened, about: dict[str, Any]) -> dict[str, Any]:
     """Return all figures for JSON: every array as it is, the losses as means with standard errors."""
-    from ....files import strict
+    from ...files import strict
 
     passes = []
     for number, figures in enumerate(found.passes):
@@ -197,8 +197,8 @@ def _as_json(found: Intervened, about: dict[str, Any]) -> dict[str, Any]:
 
 def _print(found: Intervened, model: str, probe: str, console: Console) -> None:
     """Print a sentence, a row for every dose, and a row for every block at the strongest one; all fit 80 columns."""
-    from ....findings.interventions import dose_in_words, intervention_in_words, intervention_sentence, strongest_pass
-    from ....findings.verdict import in_ascii
+    from ...findings.interventions import dose_in_words, intervention_in_words, intervention_sentence, strongest_pass
+    from ...findings.verdict import in_ascii
 
     def say(text: str) -> None:
         console.print(in_ascii(text) if console.options.ascii_only else text, highlight=False, markup=False)
@@ -232,8 +232,8 @@ def _mean(x: np.ndarray) -> float:
 
 
 def _by_dose(found: Intervened) -> Table:
-    from ....findings.interventions import dose_in_words
-    from ....report.text import format_value
+    from ...findings.interventions import dose_in_words
+    from ...report.text import format_value
 
     table, has_loss = _table(), found.loss(0) is not None
     several, of_outputs = len(found.keys) > 1, found.what.means.place == "aggregation"
@@ -263,7 +263,7 @@ def _by_dose(found: Intervened) -> Table:
 
 def _by_block(found: Intervened, number: int, i: int) -> Table:
     """Build the table of one key by block, without and with the intervention."""
-    from ....report.text import format_value
+    from ...report.text import format_value
 
     key, alone, changed = found.keys[i], found.passes[0], found.passes[number]
     table = _table()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
-from ....trainer.config_parser import Parser
-from ...options import add_json
+from ...errors import UsageError
+from ...trainer.config_parser import Parser
+from ..options import add_json
 
 SUMMARY = "Write a run's certificate: digests of its checkpoints, and commitments to its seed (docs/audit.md)."
 
@@ -22,10 +22,10 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Certify a run."""
-    from ....audit.certificate import CERTIFICATE, SECRET, state, write_statement
-    from ....files import user_path
-    from ....measure.records import RunDir
-    from ....report.terminal import bar, print_json, print_written
+    from ...audit.certificate import CERTIFICATE, SECRET, state, write_statement
+    from ...files import user_path
+    from ...measure.records import RunDir
+    from ...report.terminal import bar, print_json, print_written
 
     found = RunDir.open(user_path(options.run))
     out = found.path / CERTIFICATE if options.out is None else user_path(options.out)

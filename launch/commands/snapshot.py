@@ -9,11 +9,11 @@ from typing import Literal
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
-from ....measure.config import SnapshotConfig
-from ....measure.records import RunDir
-from ....trainer.config_parser import Parser
-from ...options import (
+from ...errors import UsageError
+from ...measure.config import SnapshotConfig
+from ...measure.records import RunDir
+from ...trainer.config_parser import Parser
+from ..options import (
     add_data,
     add_json,
     add_model,
@@ -91,12 +91,12 @@ def run(options: Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from ....models.by_block import Streaming
-    from ....report.block_table import figures, print_snapshot
-    from ....report.terminal import bar, print_json
-    from ....trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for, text_of_run
-    from ....trainer.by_name.model_by_block import open_by_block
-    from ....trainer.devices import device
+    from ...models.by_block import Streaming
+    from ...report.block_table import figures, print_snapshot
+    from ...report.terminal import bar, print_json
+    from ...trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for, text_of_run
+    from ...trainer.by_name.model_by_block import open_by_block
+    from ...trainer.devices import device
 
     out = None if options.out is None else Path(options.out)
     if out is not None and out.exists():
@@ -149,7 +149,7 @@ def run(options: Namespace) -> int:
 
 def _name_and_step(name: str, step: int | None) -> tuple[str, int | None]:
     """Return the model's name with a run's step in it, and the step to record for a model that has none itself."""
-    from ....trainer.by_name.model_names import open_source_with_birth
+    from ...trainer.by_name.model_names import open_source_with_birth
 
     if step is None:
         return name, None

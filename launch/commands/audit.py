@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
-from ....trainer.config_parser import Parser
-from ...options import WRONG, add_json
+from ...errors import UsageError
+from ...trainer.config_parser import Parser
+from ..options import WRONG, add_json
 
 SUMMARY = "Check whether the checkpoints of a suite are what they say they are (docs/audit.md)."
 
@@ -34,11 +34,11 @@ def run(options: Namespace) -> int:
     """Audit a suite."""
     from rich.console import Console
 
-    from ....audit.audit import audit
-    from ....audit.checkpoint import find_members, listed_but_absent
-    from ....audit.report import as_json, print_audit, write_audit_page
-    from ....report.terminal import bar, out_file, print_json, print_written
-    from ....report.text import shorten
+    from ...audit.audit import audit
+    from ...audit.checkpoint import find_members, listed_but_absent
+    from ...audit.report import as_json, print_audit, write_audit_page
+    from ...report.terminal import bar, out_file, print_json, print_written
+    from ...report.text import shorten
 
     page = None if options.out is None else out_file(options.out, "page")
     members = find_members(options.suite)

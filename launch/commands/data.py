@@ -8,11 +8,10 @@ from typing import Any
 from jsonargparse import Namespace
 from rich.console import Console
 
-from ....errors import UsageError
-from ....trainer.config_file import read_config
-from ....trainer.config_parser import Parser
-from ...options import add_json
-from ...overrides import add_overrides, read_overrides
+from ...errors import UsageError
+from ...trainer.config_file import read_config
+from ...trainer.config_parser import Parser
+from ..options import add_json, add_overrides, read_overrides
 
 SUMMARY = "Show what a run reads: its sources, how often each, samples in words, and the batch of any step."
 
@@ -38,10 +37,10 @@ def run(options: Namespace) -> int:
     Raises:
         UsageError: a config, or a step, that is impossible.
     """
-    from ....data.prepare import prepare
-    from ....data.preview import BORDER, BOS, described, first_samples, source_facts, step_batch
-    from ....report.terminal import print_json
-    from ....trainer.initial_model import resolve_init_from
+    from ...data.prepare import prepare
+    from ...data.preview import BORDER, BOS, described, first_samples, source_facts, step_batch
+    from ...report.terminal import print_json
+    from ...trainer.initial_model import resolve_init_from
 
     config = resolve_init_from(read_config(Path(options.config), read_overrides(options["set"])))
     sizes, max_steps, step = config.trainer.batch_sizes, config.trainer.max_steps, options.step
@@ -81,7 +80,7 @@ def run(options: Namespace) -> int:
 
 
 def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]], console: Console) -> None:
-    from ....report.terminal import Heading, print_table
+    from ...report.terminal import Heading, print_table
 
     numbers = ("documents", "tokens", "bytes/token", "share", "tokens read", "epochs")
     rows = []
@@ -103,7 +102,7 @@ def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]],
 
 
 def _print_sample(sample: dict[str, Any], console: Console) -> None:
-    from ....data.preview import BORDER
+    from ...data.preview import BORDER
 
     place = f"sample {sample['sample']:,}  {sample['source']} {sample['number']:,}"
     if sample["epoch"] is not None:

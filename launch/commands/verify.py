@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
-from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, WRONG, add_json, check_seed
+from ...errors import UsageError
+from ...trainer.config_parser import Parser
+from ..options import MODEL_NAMES, WRONG, add_json, check_seed
 
 SUMMARY = "Check whether a certificate lists a checkpoint, and whether that descends from the seed it commits to."
 
@@ -29,10 +29,10 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Verify a checkpoint."""
-    from ....audit.certificate import read_secret, salt_of
-    from ....audit.certificate_check import Reveal, as_json, lines, verify
-    from ....files import user_path
-    from ....report.terminal import print_json
+    from ...audit.certificate import read_secret, salt_of
+    from ...audit.certificate_check import Reveal, as_json, lines, verify
+    from ...files import user_path
+    from ...report.terminal import print_json
 
     reveal = None
     if options.reveal is not None:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
-from ....errors import RunError, UsageError
-from ....files import strict
-from ....measure.config import SnapshotConfig
-from ....trainer.config_parser import Parser
-from ...options import add_data, add_json, add_model, add_probe, check_probe, data_named
+from ...errors import RunError, UsageError
+from ...files import strict
+from ...measure.config import SnapshotConfig
+from ...trainer.config_parser import Parser
+from ..options import add_data, add_json, add_model, add_probe, check_probe, data_named
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ....measure.quantised.cost import QuantisedCost
+    from ...measure.quantised.cost import QuantisedCost
 
 SUMMARY = "Loss and token preference under simulated low-bit arithmetic (docs/evaluate.md)."
 
@@ -41,12 +41,12 @@ def run(options: Namespace) -> int:
     """Quantise one model in several ways."""
     from rich.console import Console
 
-    from ....measure.quantised.cost import quantisation_costs
-    from ....measure.quantised.rounding import read_bits
-    from ....report.pictures.quantised_loss import write_picture
-    from ....report.terminal import bar, picture_path, print_json, print_written
-    from ....trainer.by_name.loaded_model import TextProbe, default_seq_len, load_named, random_tokens, text_for
-    from ....trainer.devices import device
+    from ...measure.quantised.cost import quantisation_costs
+    from ...measure.quantised.rounding import read_bits
+    from ...report.pictures.quantised_loss import write_picture
+    from ...report.terminal import bar, picture_path, print_json, print_written
+    from ...trainer.by_name.loaded_model import TextProbe, default_seq_len, load_named, random_tokens, text_for
+    from ...trainer.devices import device
 
     bits = read_bits(options.bits)
     out = picture_path(options.out, "quantise.png", as_json=options.json)
@@ -85,7 +85,7 @@ def run(options: Namespace) -> int:
 
 
 def _print(found: list[QuantisedCost], model: str, of_text: bool, console: Console) -> None:
-    from ....report.terminal import Heading, print_table
+    from ...report.terminal import Heading, print_table
 
     numbers = ("loss", "above", "± se", "V·max p̄", "KL to\nuniform", "ρ of p̄")
     rows = []

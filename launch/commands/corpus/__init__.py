@@ -1,1 +1,0 @@
-"""Commands about the data that a run reads."""
