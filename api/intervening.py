@@ -80,7 +80,7 @@ class InterventionResult:
 
     def draw(self) -> Figure:
         """Draw the picture of the command."""
-        from ..report.pictures.dose_response import draw_dose_response
+        from ..report.pictures.single_commands import draw_dose_response
 
         return draw_dose_response(self.found, self.model)
 

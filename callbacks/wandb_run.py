@@ -21,7 +21,7 @@ from ..files import one_line, read_json, write_json
 from ..measure.records import RunDir, Snapshot
 from ..metrics.quantities import by_block
 from ..metrics.quantity import AXES
-from ..report.probe_arrays import PROBES, arrays_of, measured_probes
+from ..report.run_history import PROBES, arrays_of, measured_probes
 from .config import LogConfig
 
 # ---------------------------------------------------------------- snapshots as loggers with pictures show them
@@ -98,7 +98,7 @@ def sink_map(snapshot: Snapshot) -> np.ndarray | None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         return None
-    from ..report.pictures.heads import draw_head_maps
+    from ..report.pictures.layers_and_heads import draw_head_maps
     from ..report.pictures.style import our_style
 
     masses = {PROBES[prefix]: arrays_of(snapshot, prefix).get("sink_mass") for prefix in measured_probes(snapshot)}

@@ -12,7 +12,7 @@ from ..findings.history import RunHistory
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED, by_block
 from ..metrics.quantity import Column, Quantity
-from .probe_arrays import PROBES
+from .run_history import PROBES
 from .terminal import Heading, print_left_out, print_table, table_width
 from .text import format_value
 from .verdicts import printed, snapshot_verdicts

@@ -14,10 +14,10 @@ from ..files import atomic_path, strict, write_json, write_text
 from ..measure.model_pairs import AllPairs, Compared
 from .csv_files import LabelledArray, to_csv
 from .pictures.axes import position_axis
-from .pictures.between_models import draw_layer_matrices, draw_lines, draw_model_matrices
 from .pictures.curves import Curve, draw_curves, draw_over_training
 from .pictures.panels import evenly_spaced
 from .pictures.saving import save_png
+from .pictures.several_models import draw_layer_matrices, draw_lines, draw_model_matrices
 from .terminal import Heading, print_table
 from .text import format_value, without_shared_folder
 

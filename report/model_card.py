@@ -12,8 +12,8 @@ from ..metrics.quantities import LOGGED
 from ..models.config import ModelConfig, dotted
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.parameter_shapes import n_idle, parameter_shapes
-from .key_figures import of_snapshot
 from .text import format_value, markdown_table, one_line
+from .verdicts import of_snapshot
 
 _LOAD = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

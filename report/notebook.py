@@ -19,24 +19,22 @@ from ..findings.history import Start
 from ..measure.model_pairs import Compared
 from ..measure.records import RunDir, Snapshot
 from .html_page import render
-from .key_figures import of_run, of_snapshot
-from .pictures.between_models import draw_model_matrices
-from .pictures.later import later
+from .pictures.saving import later
+from .pictures.several_models import draw_model_matrices
 from .pictures.style import GRID, INK, MUTED
 from .run_history import RunHistory, read_runs
-from .sections.direction import DIRECTION
-from .sections.link import Link
-from .sections.persistence import PERSISTENCE
-from .sections.preference import PREFERENCE
+from .sections.declared import Link
+from .sections.preference import PERSISTENCE, PREFERENCE
 from .sections.section import Picture, Section
+from .sections.seed_mark import DIRECTION
 from .sections.sink import SINK
 from .sections.snapshot_view import SnapshotView
-from .sections.training.loss import LOSS
+from .sections.training import LOSS
 from .sections.training_view import TrainingView
 from .sections.value_aggregation import AGGREGATION
 from .snapshot_table import shown_columns
 from .text import step_in_words, without_shared_folder
-from .verdicts import MARKS, snapshot_verdicts, verdicts
+from .verdicts import MARKS, of_run, of_snapshot, snapshot_verdicts, verdicts
 
 #: Sections whose first picture represents a run, and a snapshot.
 _OF_RUN = (LOSS, SINK, DIRECTION, PERSISTENCE)

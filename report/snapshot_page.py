@@ -10,13 +10,12 @@ from ..errors import UsageError
 from ..files import find_folder
 from ..measure.records import RunDir, Snapshot
 from .html_page import navigation, render, write_page
-from .key_figures import of_snapshot
 from .pictures.style import our_style
 from .run_history import RunHistory
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
 from .text import finite_or_nan, format_value, printable, step_in_words
-from .verdicts import MARKS, snapshot_verdicts
+from .verdicts import MARKS, of_snapshot, snapshot_verdicts
 
 
 def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:

@@ -12,8 +12,7 @@ from rich.text import Text
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
-from .rows import declared_quantities, row_key
-from .run_history import read_runs
+from .run_history import declared_quantities, read_runs, row_key
 from .terminal import Heading, print_left_out, table_width
 from .terminal import print_table as print_cells
 from .text import MISSING, format_value

@@ -1,22 +1,139 @@
-"""Conclusions from the numbers of a run, in sentences that are never stronger than the numbers (docs/quantities.md).
-
-Every sentence names its control, or says that there is none. The limits of "large" and "small" stand in
-:mod:`birthmark.findings.thresholds`.
-"""
+"""The head of a page: few figures below its title, and what they say, in sentences (docs/verdicts.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from ..findings.attention_sink import position_or_token, sink
-from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, rank
+from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group, position_or_token, sink
+from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, peak_of, rank
+from ..findings.history import BIRTH, Start
 from ..findings.learning import loss, what_is_missing
+from ..findings.massive_channel import dominance_by_block
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
-from ..findings.verdict import Tone, Verdict, in_ascii
+from ..findings.verdict import Tone, Verdict, in_ascii, scalar
+from ..measure.records import Snapshot
+from ..metrics.quantities import LOGGED, MEASURED
 from .run_history import RunHistory
+from .text import finite_or_nan, format_p, format_value
+
+# ---------------------------------------------------------------- figures below the title
+
+KeyFigure = tuple[str, str, str]
+
+
+def of_run(run: RunHistory) -> list[KeyFigure]:
+    """Key figures of a run: its lineage test, its validation loss, and its newest snapshot beside birth."""
+    newest = run.last or run.first
+    bias: Mapping[str, Any] = newest.bias if newest else {}
+    start = run.start.noun
+    ratio, when = _value("preference_ratio", bias), ""
+    if run.first is not None and run.last is not None:
+        ratio, when = f"{_value('preference_ratio', run.first.bias)} → {ratio}", f", {start} → now"
+    steps, losses = run.series("val/loss")
+    return [
+        *lineage_figure(run.rows, run.start),
+        *([_loss(run, steps, losses)] if run.birth or losses else []),
+        ("Alignment", _value("alignment", bias), _judged(run.start.says("with the seed direction"), "alignment", bias)),
+        ("Rank persistence", _value("rank_persistence", bias), _judged(f"ρ to {start}", "rank_persistence", bias)),
+        ("Preference ratio", ratio, f"V · max p̄{when}; 1 is none"),
+        _sink_mass(newest),
+    ]
+
+
+def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
+    """Key figures of a snapshot; comparisons with birth only if birth is known."""
+    bias, start = snapshot.bias, RunHistory.of_snapshot(snapshot).start
+    figures = [
+        _sink_mass(snapshot),
+        _dominance(snapshot),
+        ("Preference ratio", _value("preference_ratio", bias), "V · max p̄; 1 is none"),
+    ]
+    if "alignment" in bias:
+        return figures + [
+            (title, _value(name, bias), _judged(what, name, bias) if MEASURED[name].control in bias else what)
+            for title, name, what in (
+                ("Alignment", "alignment", start.says("with the seed direction")),
+                ("Rank persistence", "rank_persistence", f"ρ to {start.noun}"),
+            )
+        ]
+    return [
+        *figures,
+        ("Contraction", _value("inter", bias), f"across sequences; within them {_value('intra', bias)}"),
+        _effective_rank(snapshot),
+    ]
+
+
+def _dominance(snapshot: Snapshot) -> KeyFigure:
+    group = chain_group(snapshot)
+    value, block = peak_of(snapshot, "dominance_first", group)
+    found, quantity = dominance_by_block(snapshot, group), MEASURED["dominance_first"]
+    median = scalar(snapshot, "dominance_median", group) if found is None else float(found.controls[found.peak])
+    beside = f"median {format_value(median, quantity.format)}{'' if group == 'bias' else f', {ON_PROBE[group]}'}"
+    return "Dominance", format_value(value, quantity.format), f"of position 0{f', {block}' if block else ''}; {beside}"
+
+
+def _effective_rank(snapshot: Snapshot) -> KeyFigure:
+    group = chain_group(snapshot)
+    value, block = peak_of(snapshot, "effective_rank", group)
+    last = _value("effective_rank", snapshot.summary[group])
+    what = f"lowest, after {block}; last block {last}" if block else "of the last block's states"
+    return "Effective rank", format_value(value, MEASURED["effective_rank"].format), what
+
+
+def lineage_figure(rows: Sequence[Mapping[str, Any]], start: Start = BIRTH) -> list[KeyFigure]:
+    """Return the newest lineage test of a run's rows (`rows.join_rows`), if there is one: z, p, and the
+    strangers' z.
+    """
+    tested = [row for row in rows if "seedprint_z" in row]
+    if not tested:
+        return []
+    row = tested[-1]
+    judged = f"against its own {start.label}; p {format_p(row['seedprint_log10_p'])}"
+    if "seedprint_z_stranger" in row:
+        judged += f"; against other births at most {format_value(row['seedprint_z_stranger'], '.1f')}"
+    return [("Lineage", f"z {format_value(row['seedprint_z'], '.1f')}", judged)]
+
+
+def _loss(run: RunHistory, steps: list[int], losses: list[float]) -> KeyFigure:
+    loss = LOGGED["val/loss"]
+    unigram = format_value((run.birth.get("data") or {}).get("unigram_entropy"), loss.format)
+    last = f"; step {steps[-1]:,}" if steps else ""
+    value = format_value(losses[-1] if losses else None, loss.format)
+    return "Validation loss", value, f"unigram entropy {unigram}, {loss.unit}{last}"
+
+
+def _sink_mass(snapshot: Snapshot | None) -> KeyFigure:
+    """Return the sink mass on text, if measured, with the figure of random tokens beside it."""
+    summary: Mapping[str, Any] = snapshot.summary if snapshot else {}
+    reading = SinkReading.leading(snapshot)
+    bias, lead = summary.get("bias", {}), summary.get(reading.group, {})
+    beside = "" if reading.group == "bias" else f"; random tokens {_value('sink_mass', bias)}"
+    place = "on the first token of a document" if reading.of_documents else "on position 0"
+    may = "" if reading.group == "bias_text" else ", text may have more"
+    what = f"mean over heads, {place}, {ON_PROBE[reading.group]}{may}"
+    return "Sink mass", _value(reading.mass, lead), _judged(what, reading.mass, lead) + beside
+
+
+def _judged(what: str, name: str, scalars: Mapping[str, float]) -> str:
+    """Return ``what`` with the value of the quantity's control."""
+    quantity = MEASURED[name]
+    level = quantity.level({"bias": scalars})
+    return f"{what}; {quantity.control_label} {format_value(finite_or_nan(level), quantity.format)}"
+
+
+def _value(name: str, scalars: Mapping[str, float]) -> str:
+    return format_value(scalars.get(name), MEASURED[name].format)
+
+
+# ---------------------------------------------------------------- verdicts
+# Conclusions from the numbers of a run, in sentences that are never stronger than the numbers (docs/quantities.md).
+#
+# Every sentence names its control, or says that there is none. The limits of "large" and "small" stand in
+# :mod:`birthmark.findings.thresholds`.
 
 __all__ = ["QUESTIONS", "Tone", "Verdict", "printed", "snapshot_verdicts", "verdicts"]
 

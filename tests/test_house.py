@@ -102,7 +102,7 @@ def test_the_command_line_loads_no_framework_before_it_is_needed():
 #: Text of the files that an exported model brings: nothing here imports them.
 FOR_TRANSFORMERS = {"hub_config.py", "hub_model.py"}
 #: Subclasses of matplotlib's classes: what draws imports them inside of functions (tests/report/test_run_page.py).
-OF_MATPLOTLIB = {"light_axes.py", "measured_layout.py", "svg.py"}
+OF_MATPLOTLIB = {"measured_layout.py", "svg.py"}
 
 
 @pytest.mark.parametrize("folder", ROOMS)

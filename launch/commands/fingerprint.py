@@ -151,7 +151,7 @@ def run(options: Namespace) -> int:
 def _draw_matrix(sources: list[AnySource], pairs: list[ModelPair], title: str, out: Path) -> None:
     import numpy as np
 
-    from ...report.pictures.fingerprints import draw_matrix
+    from ...report.pictures.several_models import draw_matrix
     from ...study.lineage.answer import short_names
 
     n = len(sources)

@@ -95,7 +95,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ...findings.interventions import intervention_sentence
-    from ...report.pictures.dose_response import write_picture
+    from ...report.pictures.single_commands import write_intervention
     from ...report.terminal import bar, picture_path, print_json, print_written
     from ...trainer.by_name.intervention_probe import check_probe_name, intervene_on
     from ...trainer.by_name.loaded_model import load_named
@@ -123,7 +123,7 @@ def run(options: Namespace) -> int:
     else:
         _print(found, options.model, probe, Console())
     if out is not None:
-        write_picture(found, options.model, probe, out)
+        write_intervention(found, options.model, probe, out)
         print_written("picture", out)
     return 0
 

@@ -70,7 +70,7 @@ def run(options: Namespace) -> int:
     """Read long sequences with every model under every condition."""
     from rich.console import Console
 
-    from ...report.pictures.long_sequences import write_picture
+    from ...report.pictures.single_commands import write_length
     from ...report.terminal import picture_path, print_json, print_written
 
     bounds = {"n_sequences": (2, 1 << 24), "batch_size": (1, 1 << 24), "prefix": (1, 1 << 27), "window": (1, 1 << 27)}
@@ -86,7 +86,7 @@ def run(options: Namespace) -> int:
     else:
         _print(found, Console())
     if out is not None:
-        write_picture(found, out)
+        write_length(found, out)
         print_written("picture", out)
     return 0
 

@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
 
     from ...measure.quantised.cost import quantisation_costs
     from ...measure.quantised.rounding import read_bits
-    from ...report.pictures.quantised_loss import write_picture
+    from ...report.pictures.single_commands import write_quantisation
     from ...report.terminal import bar, picture_path, print_json, print_written
     from ...trainer.by_name.loaded_model import TextProbe, default_seq_len, load_named, random_tokens, text_for
     from ...trainer.devices import device
@@ -79,7 +79,7 @@ def run(options: Namespace) -> int:
     else:
         _print(found, options.model, of_text, Console())
     if out is not None:
-        write_picture(found, options.model, out)
+        write_quantisation(found, options.model, out)
         print_written("picture", out)
     return 0
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import AXES, AxisName
-from ..probe_arrays import GROUPS, PROBES, arrays_of
-from ..run_history import RunHistory
+from ..run_history import GROUPS, PROBES, RunHistory, arrays_of
 from ..sections.preference import ranks
 from ..sections.snapshot_view import shown_positions
-from ..sections.training.task_curves import evaluated, in_words
+from ..sections.training import evaluated, in_words
 from ..sections.training_view import control_label, thin
 from ..sections.value_aggregation import positive_ratio
 from ..text import finite_or_nan, format_value, one_line, shorten

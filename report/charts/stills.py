@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from ..pictures.label_placement import place_labels
+from ..pictures.labels import place_labels
 from ..pictures.panels import blocks_of_change
 from ..pictures.style import RUN_COLOURS
 from ..text import format_value, shorten

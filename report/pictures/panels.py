@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .axes import AROUND_ZERO, log_heights, log_ticks
-from .colour_bar import add_colour_bar
+from .axes import AROUND_ZERO, add_colour_bar, log_heights, log_ticks
 from .style import DEPTH, INK, REFERENCE, add_legend, legend_line, new_figure, our_style
 
 if TYPE_CHECKING:

@@ -1,20 +1,66 @@
-"""Conversion of figures to files: SVG for pages, PNG for documents that do not show SVG.
-
-Colours are plain values in a PNG; `to_svg` turns those of the palette into CSS variables, so that a page can give them
-a dark form.
-"""
+"""From a figure, drawn when it is asked for, to a file: SVG to stand in a page, PNG where SVG is not shown."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from ...files import atomic_path
+from .panels import same_scale
 from .style import BASE_SIZE, THEME, TICK_SIZE, our_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
+P = ParamSpec("P")
+
+
+class Later:
+    """A figure to be drawn."""
+
+    def __init__(self, draw: Callable[[], Figure]) -> None:
+        self._draw = draw
+        self._settle: Callable[[], object] = lambda: None
+
+    @cached_property
+    def alone(self) -> Figure:
+        """Figure as drawn by itself."""
+        return self._draw()
+
+    @cached_property
+    def figure(self) -> Figure:
+        """Figure, drawn, and on one scale with those beside it."""
+        self._settle()
+        return self.alone
+
+    def share(self, settle: Callable[[], object]) -> None:
+        """Call ``settle`` before the figure is returned."""
+        self._settle = settle
+
+
+def later(draw: Callable[P, Figure], *args: P.args, **kwargs: P.kwargs) -> Later:
+    """Defer ``draw`` with its arguments until its figure is requested."""
+    return Later(lambda: draw(*args, **kwargs))
+
+
+def on_one_scale(figures: Sequence[Later], square: bool = False) -> None:
+    """Give figures that stand side by side one scale (`same_scale`) once one of them is requested."""
+    done = False
+
+    def settle() -> None:
+        nonlocal done
+        if not done:
+            done = True
+            same_scale([one.alone for one in figures], square)
+
+    for one in figures:
+        one.share(settle)
+
+
+# ---------------------------------------------------------------- files
 
 _VARIABLES = {light: f"var({name},{light})" for name, (light, _) in THEME.items()}
 

@@ -114,8 +114,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **s
     """Make a figure of a size in points, with axes like those of ``Figure.subplots``."""
     from matplotlib.figure import Figure
 
-    from .engine.light_axes import LightAxes
-    from .engine.measured_layout import MeasuredLayout
+    from .engine.measured_layout import LightAxes, MeasuredLayout
 
     figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout=MeasuredLayout())
     return figure, figure.subplots(rows, columns, subplot_kw={"axes_class": LightAxes}, **share)

@@ -10,8 +10,7 @@ import numpy as np
 
 from ..text import shorten
 from .axes import count_formatter, fix_ticks, log_axis, step_axis
-from .engine.letters import text_width
-from .label_placement import spread_apart
+from .labels import spread_apart, text_width
 from .style import INK, MUTED, REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
 
 if TYPE_CHECKING:

@@ -12,22 +12,15 @@ from collections.abc import Iterable, Mapping
 
 from ...metrics.quantities import LOGGED
 from ...metrics.quantity import Quantity
-from .contraction import CONTRACTION
-from .direction import DIRECTION
-from .dominance import DOMINANCE
-from .lineage import LINEAGE
-from .link import Link
-from .lock import LOCK
+from .declared import Link
+from .dominance import DOMINANCE, OUTLIERS
 from .neurons import NEURONS
-from .outliers import OUTLIERS
-from .persistence import PERSISTENCE
-from .preference import PREFERENCE
+from .preference import PERSISTENCE, PREFERENCE
 from .section import Section
-from .sink import SINK
+from .seed_mark import CONTRACTION, DIRECTION, LINEAGE
+from .sink import LOCK, SINK
 from .snapshot_view import SnapshotView
-from .training.loss import LOSS
-from .training.speed import SPEED
-from .training.task_curves import TASK_CURVES
+from .training import LOSS, SPEED, TASK_CURVES
 from .training_view import TrainingView
 from .value_aggregation import AGGREGATION
 

@@ -1,13 +1,9 @@
-"""Pictures of a quantity that no link draws itself, from its declaration alone: chosen by its axes.
-
-A scalar is a curve over training beside its control; a value per block is a line per block; a value per head is small
-multiples and a map; values along positions, or along another index, are lines over it.
-"""
+"""Pictures of a quantity from its declaration alone, and links of the causal chain, each a section in both pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +14,11 @@ from ...metrics.quantity import AXES, Quantity
 from ..csv_files import LabelledArray
 from ..pictures.axes import position_axis
 from ..pictures.curves import Control, Curve, draw_curves
-from ..pictures.heads import draw_head_maps, draw_heads
-from ..pictures.later import later
-from ..pictures.layers import block_titles, draw_blocks
+from ..pictures.layers_and_heads import block_titles, draw_blocks, draw_head_maps, draw_heads
 from ..pictures.panels import Panel
+from ..pictures.saving import later
 from ..pictures.style import DASHED, SOLID
-from ..probe_arrays import GROUPS, measured_probes
-from ..run_history import RunHistory
+from ..run_history import GROUPS, RunHistory, measured_probes
 from ..text import finite_or_nan, format_value
 from .section import Drawing, Listing, Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, shown_positions
@@ -32,6 +26,13 @@ from .training_view import BlockValues, TrainingView, arrays_at, control_label, 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+# ---------------------------------------------------------------- declared
+# Pictures of a quantity that no link draws itself, from its declaration alone: chosen by its axes.
+#
+# A scalar is a curve over training beside its control; a value per block is a line per block; a value per head is
+# small multiples and a map; values along positions, or along another index, are lines over it.
 
 _BLOCKS = ("layer", "state")
 Moment = tuple[str, Mapping[str, Any], np.ndarray]
@@ -272,3 +273,50 @@ def _list_scalars(view: SnapshotView, section: Section, quantities: Sequence[Qua
     if rows:
         headings = ["", *(view.at(prefix)["probe"] for prefix in probes), "against"]
         section.listings.append(Listing("Scalars", headings, rows, f"{section.id}-scalars.csv", numbers))
+
+
+# ---------------------------------------------------------------- a link of the causal chain
+# A section in both pages, over training and in one snapshot.
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of the causal chain, or a trace of the seed: a section in both pages (`chain.LINKS` lists them)."""
+
+    id: str
+    """Id of the section, with which the names of its CSV files begin."""
+    title: str
+    lede: str
+    """Introduction to the pictures over training."""
+    over_training: Callable[[TrainingView, Section], None] = lambda view, section: None
+    """Function that draws the link's own pictures for the page of runs."""
+    snapshot_lede: str = ""
+    """Lede of the section on the page of one snapshot; by default ``lede``."""
+    in_snapshot: Callable[[SnapshotView, Section], None] = lambda view, section: None
+    """Function that draws the link's own pictures for the page of a snapshot."""
+    quantities: Sequence[str] = ()
+    """Quantities that the link draws itself or leaves to tables and lists; all other quantities of its section are
+    drawn as declared.
+    """
+    optional: bool = False
+    """True if the page of runs leaves the section out when nothing is drawn."""
+    explains: bool = True
+    """True if a section without a drawing says why."""
+
+    def section_over_training(self, view: TrainingView, declared: Sequence[Quantity]) -> Section | None:
+        """Build the link's section of the page of runs, with further ``declared`` quantities; None if it has none."""
+        section = Section(self.id, self.title, self.lede)
+        self.over_training(view, section)
+        draw_over_training(view, section, declared)
+        if self.optional:
+            return section if section.pictures or section.notes else None
+        if self.explains:
+            view.explain_if_empty(section)
+        return section
+
+    def section_in_snapshot(self, view: SnapshotView, declared: Sequence[Quantity]) -> Section | None:
+        """Build the link's section of the page of a snapshot; None if there is nothing to show."""
+        section = Section(self.id, self.title, self.snapshot_lede or self.lede)
+        self.in_snapshot(view, section)
+        draw_in_snapshot(view, section, declared)
+        return section if section.pictures or section.listings else None

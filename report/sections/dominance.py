@@ -13,19 +13,38 @@ from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import log_ticks, position_axis
 from ..pictures.hidden_units import draw_massive
-from ..pictures.later import later
-from ..pictures.layers import draw_blocks
+from ..pictures.layers_and_heads import draw_blocks
 from ..pictures.panels import Panel
+from ..pictures.saving import later
 from ..pictures.style import SOLID
-from ..probe_arrays import PROBES, measured_probes
+from ..run_history import PROBES, measured_probes
 from ..text import format_value
-from .link import Link
+from .declared import Link
 from .section import Drawing, Listing, Section
 from .snapshot_view import LISTED, Arrays, SnapshotView, draw_by_block, shown_positions
 from .training_view import BlockValues, TrainingView, heights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+OUTLIERS = Link(
+    "outliers",
+    "Outliers",
+    "Kurtosis of activations, 3 for a normal distribution; their ∞-norm; and the share of channels with a value more "
+    "than 6 standard deviations from the mean. By position: which tokens make the kurtosis.",
+    quantities=(
+        # Tables have these.
+        *(f"{place}_kurtosis_published" for place in ("residual", "attention", "mlp")),
+        *(f"{place}_{what}" for place in ("attention", "mlp") for what in ("inf_norm", "outlier_channels")),
+        "residual_inf_norm_by_position",
+    ),
+    optional=True,
+)
+
+
+# ---------------------------------------------------------------- dominant channels
+# Super neurons concentrate the first token's state in few channels [SO].
 
 # ── over training ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,11 +10,11 @@ import numpy as np
 from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.hidden_units import Units, draw_units
-from ..pictures.later import later
-from ..pictures.layers import block_titles
-from ..probe_arrays import PROBES, arrays_of, measured_probes
+from ..pictures.layers_and_heads import block_titles
+from ..pictures.saving import later
+from ..run_history import PROBES, arrays_of, measured_probes
 from ..text import format_value
-from .link import Link
+from .declared import Link
 from .section import Drawing, Listing, Section
 from .snapshot_view import LISTED, Arrays, SnapshotView
 from .training_view import BlockValues, TrainingView, heights_of

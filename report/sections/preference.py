@@ -9,14 +9,45 @@ import numpy as np
 
 from ...metrics.preference import places
 from ..csv_files import LabelledArray
-from ..pictures.later import later
+from ..pictures.saving import later
+from ..pictures.style import DASHED, DOTTED, SOLID
 from ..pictures.token_ranks import Distribution, TokenPath, draw_preference, draw_rank_paths
 from ..run_history import RunHistory
 from ..text import finite_or_nan, format_value, one_line, shorten, step_in_words
-from .link import Link
+from .declared import Link
 from .section import Drawing, Listing, Section
 from .snapshot_view import Arrays, SnapshotView
 from .training_view import TrainingView
+
+
+def _ranks_over_training(view: TrainingView, section: Section) -> None:
+    curves = view.measured({"rank_persistence": ("Spearman ρ", SOLID), "kendall_tau": ("Kendall τ-b", DASHED)})
+    band = view.control("rank_persistence_stranger", "strangers, largest |ρ|")
+    caption = "Rank correlation of p̄ with birth, over the whole vocabulary."
+    view.add_curves(section, "correlation", caption, curves, "rank correlation", band)
+    # Where the vocabulary has only k tokens, the top k of any two models overlap entirely.
+    smallest = min((s.summary.get("vocab_size", 0) for run in view.runs for s in run.snapshots), default=0)
+    styles = {10: DOTTED, 100: DASHED, 1000: SOLID}
+    roles = {f"overlap_{k}": (f"top {k:,}", style) for k, style in styles.items() if k < smallest}
+    caption = "Overlap of the k most preferred tokens with birth's."
+    view.add_curves(section, "overlap", caption, view.measured(roles), "overlap@k")
+
+
+PERSISTENCE = Link(
+    "persistence",
+    "Rank persistence",
+    "How far the order in which the newborn model preferred tokens still stands, "
+    "beside the order of strangers, births of the same config from other seeds.",
+    _ranks_over_training,
+    quantities=(
+        "rank_persistence", "rank_persistence_stranger", "kendall_tau", "overlap_10", "overlap_100", "overlap_1000",
+        "rbo",
+    ),
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- token preference
+# Which tokens the model favours whatever it reads [BB, SP].
 
 _FAVOURITES = 10  # in a list over training
 _FAVOURITES_OF_SNAPSHOT = 20

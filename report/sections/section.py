@@ -10,8 +10,7 @@ from markupsafe import Markup
 
 from ...findings.history import Start
 from ..csv_files import LabelledArray, to_csv
-from ..pictures.later import Later
-from ..pictures.saving import to_svg
+from ..pictures.saving import Later, to_svg
 from ..text import printable
 
 Drawing = tuple[Later, list[LabelledArray]]

@@ -12,21 +12,69 @@ from ...metrics.heads import n_judged_keys
 from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import position_axis
-from ..pictures.heads import draw_head_maps, draw_heads, draw_importance, uniform_importance
-from ..pictures.later import later
-from ..pictures.layers import block_titles, draw_blocks
+from ..pictures.layers_and_heads import (
+    block_titles,
+    draw_blocks,
+    draw_head_maps,
+    draw_heads,
+    draw_importance,
+    uniform_importance,
+)
 from ..pictures.panels import Heights, Panel
+from ..pictures.saving import later
 from ..pictures.style import DASHED, DOTTED, SOLID
-from ..probe_arrays import PROBES, arrays_of, measured_probes
-from ..run_history import RunHistory
+from ..run_history import PROBES, RunHistory, arrays_of, measured_probes
 from ..text import finite_or_nan, format_value, one_line, shorten
-from .link import Link
+from .declared import Link
 from .section import Drawing, Listing, Section
 from .snapshot_view import Arrays, SnapshotView, block_and_head, head_lines, shown_positions
 from .training_view import BlockValues, TrainingView, arrays_at, heights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+_COSINE, _POSITIVE = MEASURED["qk_cosine"], MEASURED["qk_positive"]
+
+
+def _lock_over_training(view: TrainingView, section: Section) -> None:
+    heights = heights_of(_COSINE, least=0)
+    caption = "Root mean square cosine, mean over the heads of a block."
+    view.add_blocks(section, "cosine", caption, [BlockValues(_COSINE)], heights)
+    caption = "Share of the queries with a positive dot product with the first key."
+    view.add_blocks(section, "positive", caption, [BlockValues(_POSITIVE)], heights_of(_POSITIVE, least=0, most=1))
+    of_heads = BlockValues(_COSINE, np.asarray)
+    view.add_heads(section, "cosine-heads", "Root mean square cosine of every head.", of_heads, heights)
+
+
+def _lock_in_snapshot(view: SnapshotView, section: Section) -> None:
+    level = _COSINE.level(view.snapshot.summary)
+    chance = f" Chance level of the cosine: {level:.2f}." if np.isfinite(level) else ""
+    caption = f"Cosine of the first key with the queries' direction, and share of positive dot products.{chance}"
+    view.add(section, "map", caption, ["qk_cosine", "qk_positive"], _draw_lock_maps)
+
+
+def _draw_lock_maps(arrays: Arrays) -> Drawing:
+    shown = (_COSINE, _POSITIVE)
+    figure = later(draw_head_maps, [(quantity.label, arrays[quantity.name]) for quantity in shown], "")
+    return figure, [LabelledArray(q.name, arrays[q.name], block_and_head(arrays[q.name])) for q in shown]
+
+
+LOCK = Link(
+    "lock",
+    "QK lock",
+    "A first token that looks the same in every sequence has one key; heads whose queries share a direction can "
+    "turn it towards that key. Cosine of the first key with the first principal direction of the queries.",
+    _lock_over_training,
+    "How well the first token's key meets the queries of a head: the root mean square cosine with the first "
+    "principal direction of the queries, and the share of the queries that have a positive dot product with it.",
+    _lock_in_snapshot,
+    quantities=("qk_cosine", "qk_positive", "qk_cosine_signed"),
+)
+
+
+# ---------------------------------------------------------------- the attention sink
+# What attention the first token, and every other, gets [AS, SO].
 
 # ── over training ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,10 +14,9 @@ from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
 from ..pictures.axes import block_axis
 from ..pictures.curves import Control, Curve, draw_curves
-from ..pictures.later import later, on_one_scale
 from ..pictures.panels import blocks_of_change
-from ..probe_arrays import PROBES, arrays_of, measured_probes, of_probe
-from ..rows import declared_quantities
+from ..pictures.saving import later, on_one_scale
+from ..run_history import PROBES, arrays_of, declared_quantities, measured_probes, of_probe
 from .section import Drawing, Section
 
 if TYPE_CHECKING:

@@ -14,14 +14,11 @@ from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
 from ..pictures.axes import step_axis
 from ..pictures.curves import Control, Curve, draw_over_training
-from ..pictures.heads import draw_heads
-from ..pictures.later import later, on_one_scale
-from ..pictures.layers import draw_blocks
+from ..pictures.layers_and_heads import draw_blocks, draw_heads
 from ..pictures.panels import Heights, Panel, blocks_of_change
+from ..pictures.saving import later, on_one_scale
 from ..pictures.style import DASHED, SOLID
-from ..probe_arrays import GROUPS, PROBES, arrays_of, of_probe
-from ..rows import declared_quantities
-from ..run_history import RunHistory
+from ..run_history import GROUPS, PROBES, RunHistory, arrays_of, declared_quantities, of_probe
 from ..text import finite_or_nan
 from .section import Drawing, Section
 

@@ -12,13 +12,12 @@ from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import token_axis
 from ..pictures.curves import Control
-from ..pictures.heads import draw_heads
-from ..pictures.later import later
-from ..pictures.layers import block_titles
+from ..pictures.layers_and_heads import block_titles, draw_heads
 from ..pictures.panels import Heights, Panel
+from ..pictures.saving import later
 from ..pictures.style import DASHED, SOLID
-from ..probe_arrays import PROBES, arrays_of, measured_probes
-from .link import Link
+from ..run_history import PROBES, arrays_of, measured_probes
+from .declared import Link
 from .section import Drawing, Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, head_lines, shown_positions
 from .training_view import BlockValues, TrainingView, heights_of

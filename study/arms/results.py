@@ -11,7 +11,7 @@ import numpy as np
 
 from ...findings.thresholds import threshold
 from ...measure.records import Snapshot, metrics_by_step
-from ...report.rows import join_rows
+from ...report.run_history import join_rows
 from ...report.text import finite_or_nan
 from ..trials import Trial
 from .trials import ArmStudy

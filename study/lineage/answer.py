@@ -22,7 +22,7 @@ from ...metrics.seedprint import Fingerprint
 from ...report.charts.chart_page import Block, Fold, Panels, Prose, Table, render_page
 from ...report.charts.specs import CurvePanel, MatrixPanel, Series
 from ...report.csv_files import check_data_folder, data_folder, write_csv_files
-from ...report.pictures.fingerprints import FULL_Z, PALE_Z, clustered
+from ...report.pictures.several_models import FULL_Z, PALE_Z, clustered
 from ...report.terminal import Heading, print_table
 from ...report.text import format_p, format_value, shorten, without_shared_folder
 from ...trainer.by_name.model_names import AnySource

@@ -14,8 +14,8 @@ from rich.console import Console
 from ...report.charts.chart_page import Block, Fold, Heading, Panels, Prose, Table, render_page
 from ...report.charts.specs import CurvePanel, Look, MatrixPanel, PageRun, Series
 from ...report.pictures.axes import count_formatter
-from ...report.pictures.fingerprints import draw_matrix
 from ...report.pictures.saving import save_both
+from ...report.pictures.several_models import draw_matrix
 from ...report.pictures.style import (
     INK,
     MUTED,

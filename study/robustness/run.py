@@ -19,8 +19,8 @@ from ...metrics.seedprint import LEVEL, level_z
 from ...report.charts.chart_page import Block, Heading, Panels, Prose, render_page
 from ...report.charts.chart_page import Table as PageTable
 from ...report.charts.specs import MatrixPanel
-from ...report.pictures.fingerprints import FULL_Z, PALE_Z
 from ...report.pictures.saving import save_both
+from ...report.pictures.several_models import FULL_Z, PALE_Z
 from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, add_legend, in_our_style, legend_line, new_figure
 from ...report.terminal import bar
 from ...report.text import format_value, markdown_table

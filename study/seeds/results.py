@@ -12,7 +12,7 @@ from scipy import stats
 
 from ...errors import UsageError
 from ...measure.records import metrics_by_step
-from ...report.rows import join_rows
+from ...report.run_history import join_rows
 from ...report.text import finite_or_nan
 from ...trainer.config_file import read_config
 from ..study_file import Reader, ScaledStudy, read_scaled_study, where
@@ -220,8 +220,8 @@ FIGURES = {
     "overlap_10": ("top-10 overlap", ("overlap_10",)),
     "rank_persistence": ("preference ρ", ("rank_persistence",)),
 }
-"""Figure → its words, and the scalars of a row (report/rows.py) at the end of a run, of which the first that is there
-counts."""
+"""Figure → its words, and the scalars of a row (report/run_history.py) at the end of a run, of which the first
+that is there counts."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from birthmark.findings.history import BIRTH, PRETRAINED, RunHistory
 from birthmark.findings.massive_channel import massive_pairs, rises
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.block_table import print_snapshot
-from birthmark.report.key_figures import of_snapshot
-from birthmark.report.verdicts import snapshot_verdicts, verdicts
+from birthmark.report.verdicts import of_snapshot, snapshot_verdicts, verdicts
 
 L, H, T, D, UNIFORM = 8, 3, 16, 64, 0.16
 

@@ -10,7 +10,7 @@ from birthmark.findings.compared_runs import Comparison, compare_configs, paired
 from birthmark.findings.history import RunHistory
 from birthmark.findings.inactive_sections import nothing_here
 from birthmark.measure.records import RunDir, Snapshot
-from birthmark.report.run_blocks import _paired, page_runs
+from birthmark.report.run_page import _paired, page_runs
 
 
 def history(path, index, name, seed, mlp, mass):

@@ -12,8 +12,8 @@ from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
 from birthmark.report.pictures.axes import block_axis
 from birthmark.report.pictures.curves import Curve, draw_curves
-from birthmark.report.run_blocks import about_run
 from birthmark.report.run_history import RunHistory
+from birthmark.report.run_page import about_run
 from birthmark.report.sections.neurons import NEURONS
 from birthmark.report.sections.snapshot_view import SnapshotView
 

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from birthmark.measure.records import Snapshot
+from birthmark.report.charts.chart_page import thinned
 from birthmark.report.charts.scales import CIVIDIS, png_of_cells
 from birthmark.report.charts.specs import CurvePanel, HeatmapPanel, Series
-from birthmark.report.charts.thinning import thinned
 from birthmark.report.csv_files import LabelledArray, to_csv
 from birthmark.report.pictures.panels import blocks_of_change, evenly_spaced, name_blocks
 from birthmark.report.pictures.style import new_figure

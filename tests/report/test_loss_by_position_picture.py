@@ -3,7 +3,7 @@
 import numpy as np
 
 from birthmark.measure.loss_by_position import Arm, LengthResult
-from birthmark.report.pictures.long_sequences import draw_loss_by_position
+from birthmark.report.pictures.single_commands import draw_loss_by_position
 
 
 def test_titles_end_with_what_differs():

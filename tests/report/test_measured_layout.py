@@ -8,12 +8,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from birthmark.report.pictures.axes import block_axis
-from birthmark.report.pictures.between_models import draw_model_matrices
 from birthmark.report.pictures.curves import Curve, draw_curves
-from birthmark.report.pictures.engine.letters import text_width
-from birthmark.report.pictures.fingerprints import draw_matrix
-from birthmark.report.pictures.heads import draw_head_maps
+from birthmark.report.pictures.labels import text_width
+from birthmark.report.pictures.layers_and_heads import draw_head_maps
 from birthmark.report.pictures.saving import to_svg
+from birthmark.report.pictures.several_models import draw_matrix, draw_model_matrices
 from birthmark.report.pictures.style import our_style
 from birthmark.report.pictures.token_ranks import TokenPath, draw_rank_paths
 

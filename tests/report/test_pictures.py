@@ -11,14 +11,13 @@ import pytest
 import birthmark.report
 from birthmark.measure.records import Snapshot
 from birthmark.report.pictures.curves import Curve, draw_curves
-from birthmark.report.pictures.heads import draw_head_maps, draw_heads
-from birthmark.report.pictures.label_placement import place_labels
-from birthmark.report.pictures.layers import draw_blocks
+from birthmark.report.pictures.labels import place_labels
+from birthmark.report.pictures.layers_and_heads import draw_blocks, draw_head_maps, draw_heads
 from birthmark.report.pictures.panels import Heights, Panel
 from birthmark.report.pictures.saving import save_png
-from birthmark.report.sections.direction import DIRECTION
 from birthmark.report.sections.dominance import DOMINANCE
 from birthmark.report.sections.section import Section
+from birthmark.report.sections.seed_mark import DIRECTION
 from birthmark.report.sections.snapshot_view import SnapshotView
 
 pytestmark = pytest.mark.heavy

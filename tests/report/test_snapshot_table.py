@@ -10,11 +10,10 @@ from rich.console import Console
 
 from birthmark.files import write_json, write_text
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
-from birthmark.report.key_figures import lineage_figure, of_run
-from birthmark.report.rows import snapshot_rows
-from birthmark.report.run_history import read_runs
+from birthmark.report.run_history import read_runs, snapshot_rows
 from birthmark.report.snapshot_table import print_table
 from birthmark.report.text import MISSING, format_p, format_value
+from birthmark.report.verdicts import lineage_figure, of_run
 
 BIAS = {
     "alignment": 0.51234, "alignment_stranger": 0.04321, "preference_ratio": 12.3456, "rank_persistence": -0.25,

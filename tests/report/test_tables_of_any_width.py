@@ -12,7 +12,7 @@ from birthmark.measure.model_pairs import AllPairs, Compared
 from birthmark.measure.records import Snapshot
 from birthmark.report.block_table import print_snapshot
 from birthmark.report.compared_models import print_compared
-from birthmark.report.rows import snapshot_rows
+from birthmark.report.run_history import snapshot_rows
 from birthmark.report.snapshot_table import print_table as print_snapshots
 from birthmark.report.terminal import Heading, print_table
 

@@ -13,20 +13,66 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis, YAxis
 from matplotlib.layout_engine import LayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from ...text import shorten
-from .letters import text_height, text_width
+from ..labels import text_height, text_width
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.text import Text
+
+
+# ---------------------------------------------------------------- light axes
+# Axes that create no ticks until matplotlib draws them, for files: a page needs none.
+#
+# A tick is three lines and two texts; creating them took half of a picture's time.
+
+
+def _need_ticks(axis: Axis) -> None:
+    axis.get_major_ticks(1)
+    axis.get_minor_ticks(1)
+
+
+class _LightX(XAxis):
+    def reset_ticks(self) -> None:
+        """Start without ticks, not with one of each kind; `get_major_ticks` creates those that are requested."""
+        self.majorTicks, self.minorTicks = [], []
+
+    def get_ticks_position(self) -> Any:
+        """Return the place of ticks, which matplotlib reads from the first of each kind."""
+        _need_ticks(self)
+        return super().get_ticks_position()
+
+
+class _LightY(YAxis):
+    def reset_ticks(self) -> None:
+        """Start without ticks, like the x axis."""
+        self.majorTicks, self.minorTicks = [], []
+
+    def get_ticks_position(self) -> Any:
+        """Return the place of ticks, like the x axis."""
+        _need_ticks(self)
+        return super().get_ticks_position()
+
+
+class LightAxes(Axes):
+    """Axes that equal matplotlib's in everything else."""
+
+    def _init_axis(self) -> None:
+        self.xaxis = _LightX(self, clear=False)
+        self.yaxis = _LightY(self, clear=False)
+        for side, spine in self.spines.items():
+            spine.register_axis(self.xaxis if side in ("bottom", "top") else self.yaxis)
+
+
+# ---------------------------------------------------------------- layout
 
 _EDGE = 3.0
 """Space between the drawing and the figure's edge."""

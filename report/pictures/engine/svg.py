@@ -20,7 +20,7 @@ from matplotlib.image import AxesImage
 from matplotlib.path import Path
 from matplotlib.text import Annotation, Text
 
-from .letters import text_width
+from ..labels import text_width
 from .measured_layout import LABEL_PAD, labelled_side, tick_reach, tick_size, visible_ticks
 
 if TYPE_CHECKING:

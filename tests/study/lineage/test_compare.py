@@ -24,7 +24,7 @@ from birthmark.models.changes.change import decoder_of, weights_of
 from birthmark.models.changes.coordinates import ChannelPermutation, Rotation, SignFlips
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
-from birthmark.report.pictures.fingerprints import clustered
+from birthmark.report.pictures.several_models import clustered
 from birthmark.study.lineage.comparison import default_inputs
 from birthmark.trainer.by_name.model_names import open_source
 

@@ -1,1 +1,0 @@
-"""Sections about training itself, from its logs: they are in the page of runs alone."""
