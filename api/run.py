@@ -156,7 +156,7 @@ def pretrain(
     if isinstance(config, RunConfig):
         config = dataclasses.asdict(config)
     if isinstance(config, Mapping):
-        from ..trainer.continued_rate import with_continued_rate
+        from ..trainer.lr_schedule import with_continued_rate
 
         named, found = "run", build_config(with_continued_rate(dotted(config) | dotted(overrides or {})))
     else:

@@ -21,7 +21,7 @@ from birthmark.measure.gradients import measure_gradients
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
-from birthmark.trainer.allocator import keep_freed_memory
+from birthmark.trainer.devices import keep_freed_memory
 
 #: Shape, and the probe: (config, sequences, tokens of each, sequences at once).
 SHAPES = {

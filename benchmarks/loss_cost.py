@@ -36,7 +36,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.linear_cross_entropy import linear_cross_entropy
-from birthmark.trainer.allocator import keep_freed_memory
+from birthmark.trainer.devices import keep_freed_memory
 from birthmark.trainer.module import next_token_loss
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ with fused AdamW and clipped gradients. Each process has one core; processes com
 
 *Ours* is ``pretrain`` as it is, without snapshots, at the tokens/s that it logs. *Bare* is a loop by hand around the
 same Decoder, with ``DistributedDataParallel``, or with ``fully_shard`` one block at a time. It has the allocator
-setting of our runs (``trainer/allocator.py``), without which it is slower. The two take turns, launch by launch. The
+setting of our runs (``trainer/devices.py``), without which it is slower. The two take turns, launch by launch. The
 printed speed is the median over steps, and the printed ratio the median over rounds.
 """
 
@@ -36,8 +36,8 @@ from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.trainer.allocator import keep_freed_memory
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
+from birthmark.trainer.devices import keep_freed_memory
 from birthmark.trainer.module import next_token_loss
 from birthmark.trainer.run import pretrain
 

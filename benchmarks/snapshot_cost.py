@@ -3,7 +3,7 @@
     python benchmarks/snapshot_cost.py [--repeats 15] [--shapes demo,134M] [--parts]
 
 The peer is the cheapest forward pass that reaches the same logits: fused attention, last position only, no gradients.
-Both keep what they free, as runs and commands do (``trainer/allocator.py``).
+Both keep what they free, as runs and commands do (``trainer/devices.py``).
 
 *Time*: both run in one process, in turn, A B A B …. The result is the median of the pairwise ratios, because machines
 are noisy. Every round does so on the probe and on one of twice as many sequences. The difference separates what a
@@ -41,7 +41,7 @@ from birthmark.metrics.sinks import KeySummer
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
-from birthmark.trainer.allocator import keep_freed_memory
+from birthmark.trainer.devices import keep_freed_memory
 
 _134M = ModelConfig(d_model=768, n_layers=12, n_heads=12, vocab_size=32000, max_seq_len=4096, mlp="swiglu")
 

@@ -36,9 +36,9 @@ from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.measurement import birth_reference
 from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.models.birth import born
-from birthmark.trainer.allocator import keep_freed_memory
 from birthmark.trainer.config import OptimConfig, TrainerConfig
 from birthmark.trainer.config_file import read_config
+from birthmark.trainer.devices import keep_freed_memory
 from birthmark.trainer.module import PretrainModule
 
 PRESET = Path(__file__).parent.parent / "configs/models/llama-160m.yaml"

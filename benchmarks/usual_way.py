@@ -84,7 +84,7 @@ def serve(way: str, length: int, pipe: Connection) -> None:
     """Serve one side: load the model, then measure on every request and answer with the time it took."""
     import torch
 
-    from birthmark.trainer.allocator import keep_freed_memory
+    from birthmark.trainer.devices import keep_freed_memory
 
     attention, measured = WAYS[way]
     if way == "ours":

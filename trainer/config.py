@@ -15,8 +15,7 @@ from ..measure.config import SnapshotConfig
 from ..models.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
 from ..schema import SEEDS, outside
-from .optimizers.optim_rows import read_row, unread_fields
-from .optimizers.schedules import SCHEDULES, ScheduleName
+from .optimizers.schedules import SCHEDULES, ScheduleName, read_row, unread_fields
 from .optimizers.table import (
     OPTIMIZERS,
     OptimizerConfig,

@@ -1,10 +1,42 @@
-"""Device of the commands."""
+"""Devices that run models, and how their memory is allocated: kept between steps, or in segments that grow."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+
 import torch
 
-from .allocator import keep_freed_memory
+# From glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed memory; return True if it does.
+
+    By default glibc maps every large tensor afresh and gives it back when it is freed, so that each step faults all of
+    its memory in again, page by page: about a sixth of a step's time on CPU (benchmarks/results/attention_cost.md). A
+    step frees what the next one asks for. Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def growing_segments() -> None:
+    """Let torch's allocator on GPUs grow its segments, unless the environment says how it allocates.
+
+    Snapshots, validation and steps ask for different sizes, and each would leave holes in segments that cannot grow.
+    Call it before memory is allocated on a GPU; Windows does not support it.
+    """
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the second is the name since torch 2.9
+    if sys.platform == "linux" and not any(name in os.environ for name in names):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
+# ---------------------------------------------------------------- device of the commands
 
 
 def device() -> str:

@@ -1,13 +1,17 @@
-"""Learning rate over time, as a pure function of the step."""
+"""The learning rate over time, as a pure function of the step; and that of a run that continues another model."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from .config import OptimConfig
-from .optimizers.optim_rows import read_row
-from .optimizers.schedules import SCHEDULES
+from ..measure.records import RunDir, step_of
+from .config import OptimConfig, TrainerConfig
+from .initial_model import config_group, find_initial_checkpoint
+from .optimizers.schedules import SCHEDULES, read_row
+from .saved_config import read_saved_fields
 
 
 class LearningRate:
@@ -35,3 +39,57 @@ class LearningRate:
         if self.config.warmup_tokens:
             return min(1.0, self.tokens_after(step + 1) / self.config.warmup_tokens)
         return (step + 1) / self.warmup_steps
+
+
+# ---------------------------------------------------------------- continued rate
+# Default learning rate of a run that continues from another model.
+
+#: The least that is taken, over the source's peak. A higher rate adapts faster and forgets more (arXiv 2308.04014).
+_SHARE = 0.1
+#: Peak where the source's is not known: that share of 3e-4, with which models from a billion parameters on are
+#: pretrained (arXiv 2307.09288).
+_UNKNOWN = 3e-5
+
+
+@dataclass(frozen=True)
+class ContinuedRate:
+    """A peak learning rate, with the reason for it."""
+
+    lr: float
+    why: str
+
+
+def continued_rate(init_from: str) -> ContinuedRate:
+    """Choose the peak learning rate of a run that starts from the model ``init_from``.
+
+    For a run it is the rate at that checkpoint, at least a tenth of its peak; up to the end of its warm-up, the peak.
+    For a model of unknown training it is 3e-5.
+
+    Raises:
+        UsageError: a run without this checkpoint.
+        RunError: a run whose config was changed.
+    """
+    source = find_initial_checkpoint(init_from)
+    if source is None:
+        return ContinuedRate(
+            _UNKNOWN, "a tenth of 3e-4, with which models of a billion parameters are usually pretrained"
+        )
+    run, step = RunDir(source.checkpoint.parent.parent), step_of(source.checkpoint)
+    fields = read_saved_fields(run)
+    optim = config_group(OptimConfig, fields, "optim.")
+    sizes, seq_len = config_group(TrainerConfig, fields, "trainer.").batch_sizes, fields["model.max_seq_len"]
+    rate = LearningRate(optim, fields["trainer.max_steps"], lambda step: sizes.before(step) * seq_len)
+    if step <= rate.warmup_steps:
+        return ContinuedRate(optim.lr, f"the peak of {run.path}")
+    there = rate.share(step - 1)
+    if there < _SHARE:
+        return ContinuedRate(_SHARE * optim.lr, f"a tenth of {run.path}'s peak, {optim.lr:g}")
+    return ContinuedRate(there * optim.lr, f"what {run.path} had at step {step}; its peak was {optim.lr:g}")
+
+
+def with_continued_rate(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Add ``optim.lr`` to fields of a run, by dotted name, if they name a model to continue from and no rate."""
+    named = fields.get("init_from")
+    if not named or not isinstance(named, str) or "optim.lr" in fields:
+        return dict(fields)
+    return {**fields, "optim.lr": continued_rate(named).lr}

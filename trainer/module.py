@@ -25,14 +25,12 @@ from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
 from .checkpoints.state_file import BASE
 from .config import OptimConfig, TrainerConfig
-from .fp8 import use_fp8
-from .loop.read_ahead import ReadAhead
-from .loop.step_guard import StepGuard, UpdateSkippedError
-from .loop.step_watch import StepWatch
+from .loop.steps import StepGuard, StepWatch, UpdateSkippedError
+from .loop.training_data import ReadAhead
 from .lr_schedule import LearningRate
+from .numerics import use_fp8
 from .optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
-from .processes.joint_failure import raise_on_every_rank
-from .processes.phases import Progress
+from .processes.joint_failure import Progress, raise_on_every_rank
 from .strategies.table import STRATEGIES
 from .throughput import GpuClock, Stopwatch
 

@@ -35,22 +35,25 @@ from ..models.adapters import base_digest
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
 from ..models.decoder import Decoder
-from .allocator import growing_segments, keep_freed_memory
 from .checkpoints.folder_io import FolderCheckpointIO
 from .config import RunConfig, TrainerConfig
-from .continued_rate import continued_rate
+from .devices import growing_segments, keep_freed_memory
 from .initial_model import initialize_model
-from .loop.memory import collector_at_rest
-from .loop.read_ahead import ReadAhead
-from .loop.training_data import TrainingData
+from .loop.profiling import collector_at_rest
+from .loop.training_data import ReadAhead, TrainingData
+from .lr_schedule import continued_rate
 from .module import PretrainModule
 from .numerics import decide, decisions, numerics
 from .optimizers.parameter_groups import parameter_groups
 from .processes.heartbeat import watched
-from .processes.launch_environment import LauncherEnvironment
 from .processes.launched_process import LaunchedProcess, launched_process, stop_with_agent
-from .processes.open_files import allow_sockets
-from .processes.process_group import collective_timeout, join_process_group, record_collectives
+from .processes.process_group import (
+    LauncherEnvironment,
+    allow_sockets,
+    collective_timeout,
+    join_process_group,
+    record_collectives,
+)
 from .provenance import versions
 from .run_callbacks import build_callbacks, build_loggers, build_recorder
 from .run_folder import RunStart, begin_run, check_resumable, check_unused

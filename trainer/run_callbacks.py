@@ -31,11 +31,10 @@ from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir
 from ..models.decoder import Decoder
 from .config import RunConfig
-from .loop.memory import CleanUp
-from .loop.profiling import StepProfile, check_room
+from .loop.profiling import CleanUp, StepProfile, check_room
 from .module import next_token_losses
+from .processes.joint_failure import Progress
 from .processes.launched_process import LaunchedProcess
-from .processes.phases import Progress
 from .provenance import code, environment
 from .run_folder import RunStart
 from .throughput import flops_per_token, peak_flops, peak_memory, synchronize

@@ -14,8 +14,7 @@ from ..models.config import dotted
 from ..models.own_code import name_own_code, note_code_of_run
 from ..yaml_files import MOST_BYTES, read_yaml, yaml_text
 from .config import RunConfig
-from .optimizers.optim_rows import unread_names
-from .optimizers.schedules import SCHEDULES
+from .optimizers.schedules import SCHEDULES, unread_names
 
 #: Fields whose ``auto`` a run replaces by its own choice when it begins (``numerics.py``).
 DECIDED = ("trainer.precision", "trainer.gather")

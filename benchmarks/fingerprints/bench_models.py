@@ -22,7 +22,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.exchange.pretrained import load_pretrained
-from birthmark.trainer.by_name.their_folder import transformers_for
+from birthmark.trainer.by_name.transformers_folder import transformers_for
 
 Model = Decoder | ForeignModel
 

@@ -79,7 +79,7 @@ def run(options: Namespace) -> int:
         comparison_of,
         default_inputs,
     )
-    from ...trainer.by_name.model_by_block import birth_by_block, source_by_block
+    from ...trainer.by_name.loaded_model import birth_by_block, source_by_block
     from ...trainer.by_name.model_names import open_any_source
 
     asked = options.n_inputs

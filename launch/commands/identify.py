@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
         write_seeds_page,
     )
     from ...study.lineage.comparison import check_comparable, choose_probe, comparison_of, rank_seeds
-    from ...trainer.by_name.model_by_block import birth_by_block, source_by_block
+    from ...trainer.by_name.loaded_model import birth_by_block, source_by_block
     from ...trainer.by_name.model_names import AnySource, ModelSource, SourceWithBirth, open_any_source
 
     comparison = comparison_of(options)

@@ -68,7 +68,7 @@ def _with_rate(arguments: Sequence[str], given: Mapping[str, str]) -> list[str]:
     """Add a learning rate that fits the initial model, if the arguments have neither a config nor a rate."""
     if "init_from" not in given or {"config", "optim", "optim.lr"} & given.keys():
         return list(arguments)
-    from ...trainer.continued_rate import continued_rate
+    from ...trainer.lr_schedule import continued_rate
 
     return [f"--optim.lr={continued_rate(given['init_from']).lr!r}", *arguments]
 

@@ -55,7 +55,7 @@ def _continuation(options: Namespace) -> Iterator[str]:
     from ...measure.foreign import ForeignModel
     from ...models.decoder import generate
     from ...trainer.by_name.loaded_model import load_named
-    from ...trainer.by_name.written_by_transformers import end_tokens, generate_by_transformers
+    from ...trainer.by_name.texts import end_tokens, generate_by_transformers
     from ...trainer.devices import device
 
     name = options.model

@@ -94,8 +94,14 @@ def run(options: Namespace) -> int:
     from ...models.by_block import Streaming
     from ...report.block_table import figures, print_snapshot
     from ...report.terminal import bar, print_json
-    from ...trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for, text_of_run
-    from ...trainer.by_name.model_by_block import open_by_block
+    from ...trainer.by_name.loaded_model import (
+        default_seq_len,
+        load_named,
+        measure_loaded,
+        open_by_block,
+        text_for,
+        text_of_run,
+    )
     from ...trainer.devices import device
 
     out = None if options.out is None else Path(options.out)

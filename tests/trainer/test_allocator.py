@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from birthmark.trainer.allocator import growing_segments
+from birthmark.trainer.devices import growing_segments
 
 SCRIPT = """
 import resource
 import torch
-from birthmark.trainer.allocator import keep_freed_memory
+from birthmark.trainer.devices import keep_freed_memory
 
 if {keep}:
     assert keep_freed_memory()

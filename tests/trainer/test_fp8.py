@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, ExpertsConfig, ModelConfig
 from birthmark.trainer.config import TrainerConfig
-from birthmark.trainer.fp8 import use_fp8
-from birthmark.trainer.numerics import device_problems
+from birthmark.trainer.numerics import device_problems, use_fp8
 
 GPU = torch.device("cuda")
 

@@ -20,8 +20,8 @@ from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO, load_model
 from birthmark.trainer.config_file import read_config
-from birthmark.trainer.continued_rate import continued_rate, with_continued_rate
 from birthmark.trainer.initial_model import initialize_model, resolve_init_from
+from birthmark.trainer.lr_schedule import continued_rate, with_continued_rate
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.saved_config import write_config
 

@@ -16,10 +16,10 @@ from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.init import ParameterRole, parameter_roles
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
-from birthmark.trainer.loop.step_guard import StepGuard, UpdateSkippedError
+from birthmark.trainer.loop.steps import StepGuard, UpdateSkippedError
 from birthmark.trainer.module import PretrainModule, next_token_loss
-from birthmark.trainer.optimizers.optim_rows import fields_of
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
+from birthmark.trainer.optimizers.schedules import fields_of
 from birthmark.trainer.optimizers.table import OPTIMIZERS, OptimizerName
 from birthmark.trainer.strategies.table import STRATEGIES
 
@@ -253,7 +253,7 @@ def test_muon_steps_matrices_by_their_singular_values_and_adamw_the_rest(scale, 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has had Muon since 2.9")
 def test_muon_is_torchs_own_as_far_as_bfloat16_goes():
-    from birthmark.trainer.optimizers.muon import Muon
+    from birthmark.trainer.optimizers.classes import Muon
 
     matrix = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
     ours, theirs = torch.nn.Parameter(matrix.clone()), torch.nn.Parameter(matrix.clone())

@@ -15,7 +15,7 @@ from quiet_runs import logged, run
 from birthmark.errors import RunError
 from birthmark.measure.records import RunDir
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
-from birthmark.trainer.loop.step_guard import StepGuard, UpdateSkippedError
+from birthmark.trainer.loop.steps import StepGuard, UpdateSkippedError
 from birthmark.trainer.lr_schedule import LearningRate
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.optimizers.table import OPTIMIZERS

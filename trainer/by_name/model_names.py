@@ -11,10 +11,11 @@ from typing import Any, NotRequired, TypedDict
 
 import torch
 
-from ...errors import UsageError
+from ...errors import RunError, UsageError
 from ...files import find_folder, read_json
 from ...measure.foreign import ForeignConfig, ForeignModel
 from ...measure.records import RunDir, step_of
+from ...models.adapters import base_digest, is_adapter
 from ...models.by_block import BlockWeights
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
@@ -24,13 +25,49 @@ from ...models.exchange.hub import is_path
 from ...models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
 from ...schema import SEEDS, shown
 from .. import initial_model
-from ..adaptation.adapted_model import load_trained
-from ..checkpoints.find import find_checkpoint
-from ..checkpoints.folder_io import CheckpointWeights
+from ..checkpoints.folder_io import CheckpointWeights, find_checkpoint, load_model
+from ..checkpoints.state_file import BASE
+from ..checkpoints.stored_tensors import CheckpointFolder, load_into
 from ..config import RunConfig
 from ..config_file import read_config
+from ..initial_model import initialize_model
 from .shipped_configs import find_config, shipped_config
-from .their_folder import TheirFolder, find_their_folder
+from .transformers_folder import TheirFolder, find_their_folder
+
+
+def load_trained(config: RunConfig, checkpoint: Path, device: torch.device | str = "cpu") -> Decoder:
+    """Load the model of a run's checkpoint, without the optimizer's state.
+
+    Args:
+        config: the run.
+        checkpoint: folder of the checkpoint.
+        device: device of the model.
+
+    Raises:
+        RunError: a file is missing or damaged; or the model that the run started from has changed.
+    """
+    if not config.adapter.is_on:
+        return load_model(config.model, checkpoint, device)
+    weights = CheckpointWeights(checkpoint)
+    model = initialize_model(config, config.init_seed, device)
+    _check_base(config, checkpoint, base_digest(model))
+    for name, tensor in model.state_dict().items():
+        if is_adapter(name):
+            load_into(tensor, weights.required(name))
+    return model.eval()
+
+
+def _check_base(config: RunConfig, checkpoint: Path, now: str) -> None:
+    was = CheckpointFolder(checkpoint).tree(lambda tensor: None).get(BASE)
+    if now != was:
+        raise RunError(
+            f"{checkpoint}: its adapter is for {config.init_from} with digest {str(was)[:12]}…, which now has "
+            f"{now[:12]}…; restore that model, or adapt the new one"
+        )
+
+
+# ---------------------------------------------------------------- models by any of their names
+# A run, a checkpoint, a birth, a folder of transformers, a GGUF file, a hub id.
 
 
 @dataclass(frozen=True)

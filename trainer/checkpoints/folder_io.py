@@ -12,11 +12,30 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
-from ...errors import RunError
+from ...errors import RunError, UsageError
+from ...measure.records import RunDir
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from .stored_tensors import CheckpointFolder, StoredTensor, load_into, open_checkpoint
 from .writer import BackgroundWriter
+
+
+def find_checkpoint(run: RunDir, step: int | None) -> Path:
+    """Find the checkpoint after ``step`` steps, by default the last; UsageError names the existing ones."""
+    there = run.checkpoints_by_step()
+    if not there:
+        raise UsageError(f"{run.path}: has no checkpoint yet")
+    if step is None:
+        return there[max(there)]
+    if step not in there:
+        raise UsageError(f"--step {step}: {run.path} has checkpoints of steps {', '.join(map(str, there))}")
+    return there[step]
+
+
+# ---------------------------------------------------------------- checkpoints as folders of JSON and safetensors
+# Atomic, checked when loaded, nothing pickled in either direction.
+#
+# Any run can load another's checkpoint, on any number of processes and under any strategy (state_file.py).
 
 _MODEL = "state_dict/model."
 _IN_PIECES = ("state_dict/", "optimizer_states/")

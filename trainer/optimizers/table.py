@@ -158,7 +158,7 @@ class Lion(OptimizerConfig):
 
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
         """See :class:`OptimizerConfig`."""
-        from .lion import Lion
+        from .classes import Lion
 
         return Lion(groups, lr=lr, betas=(self.beta1, self.beta2))
 
@@ -195,7 +195,7 @@ class MatrixOptimizer(OptimizerConfig):
 
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
         """See :class:`OptimizerConfig`."""
-        from .by_role import MatricesAndRest
+        from .classes import MatricesAndRest
 
         matrices, *rest = groups
         adamw = AdamW(self.weight_decay, self.beta1, self.beta2, self.eps)
@@ -218,7 +218,7 @@ class Muon(MatrixOptimizer):
 
     def build_for_matrices(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
         """See :class:`MatrixOptimizer`."""
-        from .muon import Muon
+        from .classes import Muon
 
         return Muon(groups, lr=lr, momentum=self.momentum, update_scale=self.update_scale)
 

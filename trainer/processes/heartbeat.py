@@ -2,8 +2,8 @@
 
 Two threads in every process do this; neither takes part in a collective, so that a hung one cannot block them.
 
-- One checks its own process: that the main thread still moves from place to place (phases.py), and that the store at
-  the run's port still answers.
+- One checks its own process: that the main thread still moves from place to place (joint_failure.py), and that the
+  store at the run's port still answers.
 - The other posts these findings in the store, and reads the others' posts. If the posts of a process end, it or its
   machine has stopped. If all post and none moves, those furthest behind block the others.
 
@@ -36,9 +36,8 @@ import torch.distributed as dist
 from ...errors import RunError
 from ...measure import ranks
 from ...measure.records import RunDir
-from .joint_failure import common_store, report_failure, tell_launcher
+from .joint_failure import PHASES, Place, Progress, common_store, report_failure, tell_launcher
 from .launched_process import LaunchedProcess, launchers_store
-from .phases import PHASES, Place, Progress
 
 T = TypeVar("T")
 

@@ -15,12 +15,52 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments import ClusterEnvironment
 from torch.distributed.rendezvous import rendezvous
 
 from ...errors import RunError
 from ...files import one_line
-from .launched_process import LaunchedProcess, start_name
-from .phases import LONGER
+from .joint_failure import LONGER
+from .launched_process import LaunchedProcess, launchers_store, start_name
+
+# Other open files of a process: libraries, data, logs, checkpoints.
+_ROOM = 128
+
+
+def sockets(process: LaunchedProcess, *, engine: bool) -> int:
+    """Count the sockets that a process of a run needs, beside a few that do not grow with the run.
+
+    Gloo connects every process of a group to every other. An engine (DeepSpeed) makes another group. If the launcher
+    has no store, rank 0 holds two connections from every process.
+    """
+    groups = 2 if engine else 1
+    return process.world_size * (groups + (2 if process.rank == 0 and not launchers_store() else 0))
+
+
+def allow_sockets(process: LaunchedProcess, *, engine: bool) -> None:
+    """Raise this process's limit of open files to the number that the run needs, as far as the system allows.
+
+    Raises:
+        RunError: the system does not allow it.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    needed = sockets(process, engine=engine) + _ROOM
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise RunError(
+            f"ulimit -n is {hard} at most, and each of {process.world_size} processes needs {needed} open files: raise "
+            "the hard limit on every node (LimitNOFILE of its service, --ulimit nofile of a container), or use fewer"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+# ---------------------------------------------------------------- the process group of a run
+# Joining of its processes, and errors when one is gone.
 
 #: Time that starting processes wait for one another, and least time in a collective: rank 0 may verify a large corpus.
 TIMEOUT = timedelta(minutes=30)
@@ -129,3 +169,59 @@ def join_process_group(
     _leave()
     # Gloo's threads let go of the last exchange's tensors after it is over. If Python ended first they would abort it.
     time.sleep(_RELEASE_S)
+
+
+# ---------------------------------------------------------------- launch environment
+# Processes of a run for Lightning, whatever launched them.
+
+
+class LauncherEnvironment(ClusterEnvironment):
+    """Environment from the launcher's facts (``launched_process.py``); Lightning itself knows only torchrun's
+    variables.
+    """
+
+    def __init__(self, process: LaunchedProcess) -> None:
+        super().__init__()
+        self.process = process
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Always True: the processes exist already."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Host of rank 0."""
+        return os.environ["MASTER_ADDR"]
+
+    @property
+    def main_port(self) -> int:
+        """Port of rank 0."""
+        return int(os.environ["MASTER_PORT"])
+
+    @staticmethod
+    def detect() -> bool:
+        """Return False: the environment is passed explicitly."""
+        return False
+
+    def world_size(self) -> int:
+        """Return the number of processes of the run."""
+        return self.process.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the size is fixed."""
+
+    def global_rank(self) -> int:
+        """Return this process's rank among all."""
+        return self.process.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the rank is fixed."""
+
+    def local_rank(self) -> int:
+        """Return this process's rank on its node."""
+        return self.process.local_rank
+
+    def node_rank(self) -> int:
+        """Return the number of its node."""
+        return self.process.rank // self.process.local_world_size

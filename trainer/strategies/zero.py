@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from itertools import count
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from lightning.pytorch.strategies import DeepSpeedStrategy
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from ...errors import UsageError
@@ -27,13 +28,152 @@ from ...models.birth import Sharder
 from ...models.decoder import Decoder
 from ...models.experts.routed_mlp import Mixture
 from ...models.init import Linear
+from ...models.tensor_shards import TensorShard, full_shape, shard_of
+from ..checkpoints.stored_tensors import StoredTensor
 from ..config import TrainerConfig
 from ..optimizers.table import OptimizerConfig
 from ..processes.process_group import TIMEOUT
-from .deepspeed_builds import load_operator
 from .sharded_checkpoints import ShardedCheckpoints
 from .table import STRATEGIES
-from .zero_optimizer_state import EngineState, in_number_order
+
+#: About how long each takes to compile on one core, in minutes, by DeepSpeed's name.
+MINUTES = {"deepspeed_shm_comm": 1, "async_io": 3}
+
+
+def _say(line: str) -> None:
+    print(f"birthmark: {line}", file=sys.stderr, flush=True)
+
+
+def _held(lock: Path) -> bool:
+    """Return True if a build may be running: a visible process has the lock open, or this process cannot tell.
+
+    Torch's lock is a file that exists while a build runs, open in the process that builds; a killed one leaves it.
+    """
+    facts = lock.stat()
+    if facts.st_uid != os.getuid() or not Path("/proc/self/fd").is_dir():
+        return True
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            its = descriptor.stat()
+        except OSError:  # gone by now, or another user's
+            continue
+        if (its.st_dev, its.st_ino) == (facts.st_dev, facts.st_ino):
+            return True
+    return False
+
+
+def load_operator(builder: Any) -> None:
+    """Load one of DeepSpeed's operators, building it if needed. DeepSpeed itself then finds it loaded.
+
+    Processes do so one after another, under a lock that ends with its process, so that the lock that torch's own
+    builds leave when they are killed can be told from that of a build that runs.
+    """
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory(builder.name, False))
+    with FileLock(f"{folder}.birthmark.lock"):
+        lock = folder / "lock"
+        if lock.exists() and _held(lock):
+            _say(f"waiting for another process that builds DeepSpeed's {builder.name}; if none does, delete {lock}")
+        elif lock.exists():
+            lock.unlink()
+            _say(f"{lock}: left by a build that was killed; removed")
+        if not (folder / f"{builder.name}.so").is_file():
+            minutes = MINUTES.get(builder.name, max(MINUTES.values()))
+            _say(f"building DeepSpeed's {builder.name} in {folder}, this once: about {minutes} min")
+        # It prints its actions.
+        with redirect_stdout(io.StringIO()):
+            builder.load(verbose=False)
+
+
+# ---------------------------------------------------------------- zero optimizer state
+# Optimizer state inside a DeepSpeed engine, as shards of parameters, for saving to and loading from a checkpoint.
+#
+# ZeRO keeps one flat tensor per group of parameters and process. DeepSpeed decides the place of each parameter's
+# range in it.
+
+
+class EngineState:
+    """State of an optimizer of this package under ZeRO.
+
+    Args:
+        engine: DeepSpeed's engine.
+        parameters: parameters in the order in which the optimizer of a single process numbers them.
+        config: settings of the optimizer, which say which part of its state is sharded.
+    """
+
+    def __init__(self, engine: Any, parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> None:
+        self.optimizer, self.stage = engine.optimizer, engine.zero_optimization_stage()
+        self.parameters, self.config = parameters, config
+
+    def _flat(self) -> Sequence[Tensor]:
+        """Return the flat tensors of this process, which the inner optimizer steps."""
+        zero = self.optimizer
+        return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+
+    def _shard(self, parameter: nn.Parameter, key: str) -> TensorShard:
+        from deepspeed.utils import safe_get_local_optimizer_state
+
+        if self.stage == 3:
+            held = shard_of(parameter)
+            return TensorShard(
+                safe_get_local_optimizer_state(parameter, key)[: held.local.numel()], held.start, held.shape
+            )
+        mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+        if mapping is None:  # other processes hold all of it
+            return TensorShard(torch.empty(0), 0, full_shape(parameter))
+        flat, here = self._flat()[mapping.param_group_index], mapping.hp_fragment_address
+        local = self.optimizer.optimizer.state[flat][key].view(-1)[here.start : here.start + here.numel]
+        return TensorShard(local, mapping.lp_fragment_address.start, full_shape(parameter))
+
+    def shards(self) -> dict[int, dict[str, Any]]:
+        """Return this process's part of every parameter's state, by number."""
+        inner = self.optimizer.optimizer.state
+        if not any(inner.get(flat) for flat in self._flat()):
+            return {}  # no step yet
+        stepped = next(inner[flat] for flat in self._flat() if inner.get(flat))
+        numbers = {key: stepped[key].detach().cpu() for key in self.config.replicated_state}
+        return {
+            number: {**numbers, **{key: self._shard(parameter, key) for key in self.config.sharded_state}}
+            for number, parameter in enumerate(self.parameters)
+        }
+
+    def load(self, stored: Mapping[int, Mapping[str, Any]]) -> None:
+        """Load this process's part of every parameter's state from a checkpoint, with the current weights."""
+        from deepspeed.utils import safe_set_local_optimizer_state
+
+        self.optimizer.refresh_fp32_params()
+        if not stored:
+            return
+        inner = self.optimizer.optimizer.state
+        for flat in self._flat():
+            inner[flat] = {key: _number(stored[0][key]).to(flat.device) for key in self.config.replicated_state}
+            inner[flat] |= {key: torch.zeros_like(flat, requires_grad=False) for key in self.config.sharded_state}
+        for number, parameter in enumerate(self.parameters):
+            for key in self.config.sharded_state:
+                values = stored[number][key]
+                if self.stage < 3:
+                    shard = self._shard(parameter, key)
+                    shard.local.copy_(values.read(shard.start, shard.stop).view(-1))
+                else:
+                    held, padded = shard_of(parameter), torch.zeros_like(parameter.ds_tensor)  # type: ignore[attr-defined]
+                    padded[: held.local.numel()] = values.read(held.start, held.stop).view(-1)
+                    safe_set_local_optimizer_state(parameter, padded, key)
+
+
+def _number(stored: Any) -> Tensor:
+    """Convert a number of a checkpoint to the form that an optimizer keeps."""
+    value = stored.whole() if isinstance(stored, StoredTensor) else stored
+    return torch.as_tensor(value, dtype=torch.float32).clone()
+
+
+def in_number_order(groups: Sequence[Mapping[str, Any]]) -> Iterator[nn.Parameter]:
+    """Yield the parameters of an optimizer's groups in their numbers' order."""
+    for group in groups:
+        yield from group["params"]
+
+
+# ---------------------------------------------------------------- the strategy
 
 
 def prepare_deepspeed(device: torch.device) -> None:

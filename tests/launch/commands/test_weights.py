@@ -21,8 +21,7 @@ from birthmark.launch.commands.export import is_installed
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.models.exchange.pretrained import load_pretrained
-from birthmark.trainer.checkpoints.find import find_checkpoint
-from birthmark.trainer.checkpoints.folder_io import load_model
+from birthmark.trainer.checkpoints.folder_io import find_checkpoint, load_model
 from birthmark.trainer.config_file import read_config
 
 WORDS = [

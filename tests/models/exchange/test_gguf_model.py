@@ -23,7 +23,7 @@ from birthmark.models.exchange.gguf_model import (
     open_weights,
 )
 from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained
-from birthmark.trainer.by_name.their_folder import find_their_folder
+from birthmark.trainer.by_name.transformers_folder import find_their_folder
 
 D, BLOCKS, HEADS, KV_HEADS, FF, VOCABULARY, LENGTH = 32, 2, 4, 2, 48, 61, 24
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from birthmark.trainer.loop import memory
-from birthmark.trainer.loop.memory import CleanUp, collector_at_rest
+from birthmark.trainer.loop import profiling
+from birthmark.trainer.loop.profiling import CleanUp, collector_at_rest
 
 CPU = torch.device("cpu")
 
@@ -34,8 +34,8 @@ def test_the_collector_rests_within_and_is_as_before_after_an_error(enabled):
 
 def test_garbage_is_collected_at_fixed_steps_and_caches_are_emptied_after_milestones(monkeypatch):
     steps, emptied = {}, []
-    monkeypatch.setattr(memory.gc, "collect", lambda generation=2: steps.setdefault(trainer.global_step, generation))
-    monkeypatch.setattr(memory.torch.cuda, "empty_cache", lambda: emptied.append(trainer.global_step))
+    monkeypatch.setattr(profiling.gc, "collect", lambda generation=2: steps.setdefault(trainer.global_step, generation))
+    monkeypatch.setattr(profiling.torch.cuda, "empty_cache", lambda: emptied.append(trainer.global_step))
     trainer = SimpleNamespace(global_step=0, max_steps=260, should_stop=False, accumulate_grad_batches=1)
     clean_up = CleanUp(120, torch.device("cuda"))
     clean_up.on_train_start(trainer, None)

@@ -9,8 +9,8 @@ import torch
 from birthmark.data.batch_sizes import BatchSizes
 from birthmark.data.process_batches import MicroBatches
 from birthmark.errors import RunError
-from birthmark.trainer.loop.read_ahead import ReadAhead
-from birthmark.trainer.processes.phases import Progress
+from birthmark.trainer.loop.training_data import ReadAhead
+from birthmark.trainer.processes.joint_failure import Progress
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from birthmark.measure.records import RunDir
 from birthmark.trainer.config_file import read_config
-from birthmark.trainer.loop.step_guard import StepGuard
+from birthmark.trainer.loop.steps import StepGuard
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.run import pretrain
 

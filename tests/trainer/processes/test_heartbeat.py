@@ -18,7 +18,7 @@ import yaml
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.processes.heartbeat import Fault, Post, RunningClock, find_fault, watched
-from birthmark.trainer.processes.phases import PHASES
+from birthmark.trainer.processes.joint_failure import PHASES
 from birthmark.trainer.processes.process_group import collective_timeout
 
 TIMEOUT_S = 4.0

@@ -9,7 +9,7 @@ SCRIPT = """
 import resource, sys
 from birthmark.errors import RunError
 from birthmark.trainer.processes.launched_process import LaunchedProcess
-from birthmark.trainer.processes.open_files import allow_sockets
+from birthmark.trainer.processes.process_group import allow_sockets
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
 try:

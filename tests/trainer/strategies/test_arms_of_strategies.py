@@ -68,7 +68,7 @@ from birthmark.models.experts.routed_mlp import Mixture
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.initial_model import initialize_model
 from birthmark.trainer.module import PretrainModule
-from birthmark.trainer.processes.launch_environment import LauncherEnvironment
+from birthmark.trainer.processes.process_group import LauncherEnvironment
 from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
 from birthmark.trainer.strategies.lightning_setup import set_up_strategy

@@ -15,7 +15,7 @@ import os, sys
 os.environ["DS_ACCELERATOR"] = "cpu"
 os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
-from birthmark.trainer.strategies.deepspeed_builds import load_operator
+from birthmark.trainer.strategies.zero import load_operator
 load_operator(ShareMemCommBuilder())
 print("loaded")
 """

@@ -27,7 +27,7 @@ from birthmark.models.tensor_shards import full_tensor
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.module import PretrainModule
-from birthmark.trainer.processes.launch_environment import LauncherEnvironment
+from birthmark.trainer.processes.process_group import LauncherEnvironment
 from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
 from birthmark.trainer.strategies.lightning_setup import set_up_strategy

@@ -26,8 +26,7 @@ from birthmark.models.birth import born
 from birthmark.models.by_block import Streaming
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, save_pretrained
-from birthmark.trainer.by_name.loaded_model import UNKNOWN_STEP, load_named, measure_loaded
-from birthmark.trainer.by_name.model_by_block import open_by_block
+from birthmark.trainer.by_name.loaded_model import UNKNOWN_STEP, load_named, measure_loaded, open_by_block
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.run import pretrain
 
