@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
 from ..measure.user_metrics import MetricLike
-from ..models.own_code import name_own_code
+from ..models.user_classes import name_own_code
 from ..trainer.by_name.loaded_model import (
     UNKNOWN_STEP,
     LoadedModel,

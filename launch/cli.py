@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         leave_working_folder()
     from ..files import one_line
-    from ..models.own_code import name_own_code
+    from ..models.user_classes import name_own_code
     from ..urls import hide_credentials
 
     if argv is None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import metrics as _metrics
 from ..metrics.directions import Contraction
+from ..metrics.dominance import DominanceRatio, EffectiveRank, MassiveActivations, RankOfPlaces, RankResult
 from ..metrics.neurons import SuperNeurons, UnitWeights, no_weights, super_neurons, unit_weights
 from ..metrics.preference import (
     Ranked,
@@ -33,7 +34,6 @@ from ..metrics.qk_lock import QKLock
 from ..metrics.quantities import METRICS
 from ..metrics.quantity import SCALARS
 from ..metrics.sinks import AttentionSinks, DocumentSinks
-from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations, RankOfPlaces, RankResult
 from ..metrics.variance import EffectiveTokens, PositionalVariance
 from ..models.observe import Site
 from .observed import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting, mlp_maps

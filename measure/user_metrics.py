@@ -19,8 +19,8 @@ from ..errors import RunError, UsageError
 from ..metrics.quantities import MEASURED
 from ..metrics.quantity import Quantity, Sizes
 from ..models.observe import Attended
-from ..models.own_code import import_own, in_words
 from ..models.tensor_shards import reshard
+from ..models.user_classes import import_own, in_words
 from .observed import PLACES, Arrays, MetricSource, Place, Scalars, SelfObserving, Setting
 from .ranks import max_over_ranks
 

@@ -22,7 +22,7 @@ from rich.table import Column
 from ..child_python import python_command, python_environment
 from ..errors import RunError, UsageError
 from ..files import write_text
-from ..models.own_code import own_code_for_children
+from ..models.user_classes import own_code_for_children
 from ..pace import Pace, duration
 from ..trainer.saved_config import write_config
 from ..urls import credentials_for_children

@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 
 from ..errors import UsageError
 from ..models.config import ModelConfig, dotted, nested
-from ..models.own_code import name_own_code
+from ..models.user_classes import name_own_code
 from ..schema import shown
 from .by_name.shipped_configs import find_config
 from .config import RunConfig

@@ -11,7 +11,7 @@ from ..errors import RunError
 from ..files import read_text, write_text
 from ..measure.records import RunDir
 from ..models.config import dotted
-from ..models.own_code import name_own_code, note_code_of_run
+from ..models.user_classes import name_own_code, note_code_of_run
 from ..yaml_files import MOST_BYTES, read_yaml, yaml_text
 from .config import RunConfig
 from .optimizers.schedules import SCHEDULES, unread_names

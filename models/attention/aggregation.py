@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ...errors import UsageError
 from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Constant, Distribution, ParameterRole, Role, birth_plan, parameter_roles
-from ..own_code import import_own, in_words, is_own
+from ..user_classes import import_own, in_words, is_own
 from .correlation import CORRELATIONS
 from .differential import initial_lambda
 from .fused.kernels import runs_on

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from ...schema import outside, shown
-from ..own_code import is_own
+from ..user_classes import is_own
 
 # ---------------------------------------------------------------- latent attention
 

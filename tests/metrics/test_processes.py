@@ -21,7 +21,7 @@ from birthmark.metrics.neurons import SuperNeurons
 from birthmark.metrics.preference import TokenPreference
 from birthmark.metrics.qk_lock import QKLock
 from birthmark.metrics.sinks import AttentionSinks, key_sums
-from birthmark.metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
+from birthmark.metrics.dominance import DominanceRatio, EffectiveRank, MassiveActivations
 from birthmark.metrics.variance import EffectiveTokens, PositionalVariance
 
 
@@ -99,7 +99,7 @@ import torch.distributed as dist
 import numpy as np
 from birthmark.metrics.sums import AdditiveMetric
 from birthmark.metrics.directions import Contraction
-from birthmark.metrics.states import EffectiveRank
+from birthmark.metrics.dominance import EffectiveRank
 from birthmark.metrics.variance import PositionalVariance
 
 rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]

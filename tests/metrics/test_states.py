@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birthmark.metrics import states
-from birthmark.metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
+from birthmark.metrics import dominance
+from birthmark.metrics.dominance import DominanceRatio, EffectiveRank, MassiveActivations
 
 
 def hidden(n=8, length=6, d=10, seed=0, dtype=torch.float64):
@@ -96,7 +96,7 @@ def test_a_massive_channel_does_not_drown_the_other_directions():
 
 @pytest.mark.parametrize("rows", [1, 3, 10, 64])
 def test_the_rank_does_not_depend_on_the_blocks(monkeypatch, rows):
-    monkeypatch.setattr(states, "_MOMENT_ROWS", rows)
+    monkeypatch.setattr(dominance, "_MOMENT_ROWS", rows)
     np.testing.assert_allclose(measured([hidden()])[2].singular_values[0], explicit(hidden())[2][1], rtol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Work on many matrices at once: the same numbers, and streams that wait for one another (metrics/states.py)."""
+"""Work on many matrices at once: the same numbers, and streams that wait for one another (metrics/dominance.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from birthmark.metrics import states
-from birthmark.metrics.states import EffectiveRank, each_at_once, symmetric_eigenvalues
+from birthmark.metrics import dominance
+from birthmark.metrics.dominance import EffectiveRank, each_at_once, symmetric_eigenvalues
 
 
 def symmetric(n, width):
@@ -48,21 +48,21 @@ class Stream:
 def log(monkeypatch):
     """Of streams that stand in for a GPU's."""
     log = []
-    streams = tuple(Stream(log, i) for i in range(states._STREAMS))
+    streams = tuple(Stream(log, i) for i in range(dominance._STREAMS))
     caller = Stream(log, "caller")
-    monkeypatch.setattr(states, "_streams", lambda _: streams)
-    monkeypatch.setattr(states.torch.cuda, "current_stream", lambda _: caller)
-    monkeypatch.setattr(states.torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(states.torch.cuda, "stream", lambda stream: nullcontext(log.append((stream.name, "works"))))
+    monkeypatch.setattr(dominance, "_streams", lambda _: streams)
+    monkeypatch.setattr(dominance.torch.cuda, "current_stream", lambda _: caller)
+    monkeypatch.setattr(dominance.torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(dominance.torch.cuda, "stream", lambda stream: nullcontext(log.append((stream.name, "works"))))
     monkeypatch.setattr(
-        states.torch.Tensor, "record_stream", lambda _, stream: log.append((stream.name, "reads")), raising=False
+        dominance.torch.Tensor, "record_stream", lambda _, stream: log.append((stream.name, "reads")), raising=False
     )
     return log
 
 
 def test_streams_wait_for_the_caller_and_it_for_them(log):
     matrices = list(symmetric(7, 4))
-    found = states._on_streams(torch.linalg.eigvalsh, matrices, 3)
+    found = dominance._on_streams(torch.linalg.eigvalsh, matrices, 3)
     assert torch.equal(torch.stack(found), torch.stack([torch.linalg.eigvalsh(matrix) for matrix in matrices]))
     assert log[:3] == [(i, "waits for", "caller") for i in range(3)]
     assert log[-3:] == [("caller", "waits for", i) for i in range(3)]
@@ -77,7 +77,7 @@ def test_the_caller_waits_too_where_one_fails(log):
         raise RuntimeError("no eigenvalues")
 
     with pytest.raises(RuntimeError, match="no eigenvalues"):
-        states._on_streams(fails, list(symmetric(3, 2)), 2)
+        dominance._on_streams(fails, list(symmetric(3, 2)), 2)
     assert log[-2:] == [("caller", "waits for", 0), ("caller", "waits for", 1)]
 
 

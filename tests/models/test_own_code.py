@@ -9,8 +9,8 @@ import yaml
 
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
-from birthmark.models import own_code
-from birthmark.models.own_code import VARIABLE, import_own, name_own_code, note_code_of_run, own_code_for_children
+from birthmark.models import user_classes
+from birthmark.models.user_classes import VARIABLE, import_own, name_own_code, note_code_of_run, own_code_for_children
 
 ARM = """
 from pathlib import Path
@@ -28,8 +28,8 @@ class Squared(Similarity):
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
     """Nothing has been named yet, and no module of a test is loaded."""
-    monkeypatch.setattr(own_code, "_named", set())
-    monkeypatch.setattr(own_code, "_of_runs", set())
+    monkeypatch.setattr(user_classes, "_named", set())
+    monkeypatch.setattr(user_classes, "_of_runs", set())
     monkeypatch.delenv(VARIABLE, raising=False)
     before = set(sys.modules)
     yield
@@ -113,8 +113,8 @@ def test_opening_a_run_runs_nothing_beside_it_and_ones_own_goes_on(folder, tiny,
     """The run is trained, then opened as by another process, in a folder with a module of that name."""
 
     def command(*words):
-        monkeypatch.setattr(own_code, "_named", set())
-        monkeypatch.setattr(own_code, "_of_runs", set())
+        monkeypatch.setattr(user_classes, "_named", set())
+        monkeypatch.setattr(user_classes, "_of_runs", set())
         forget()
         (here / "ran").unlink(missing_ok=True)
         with no_page():

@@ -351,7 +351,7 @@ def rank_result(eigenvalues_SD: Tensor, n_vectors_S: Tensor) -> RankResult:
 
 
 class RankOfPlaces:
-    """:class:`~birthmark.metrics.states.EffectiveRank` for places that are complete before the next one begins.
+    """:class:`~birthmark.metrics.dominance.EffectiveRank` for places that are complete before the next one begins.
 
     Holds ``d²/2`` float64 once, not once per place. For fewer vectors than half the width it takes the matrix of their
     inner products, ``X Xᵀ`` in float64, which has the same nonzero eigenvalues: it is smaller, and it keeps zero
