@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .api.run import Run, pretrain
     from .api.snapshots import Snapshot
     from .callbacks.snapshot import BiasSnapshot
+    from .callbacks.transformers_trainer import TrainerSnapshot
     from .errors import RunError, UsageError
     from .measure.recorder import SnapshotRecorder
     from .trainer.config import RunConfig
@@ -35,6 +36,7 @@ __all__ = [
     "RunError",
     "Snapshot",
     "SnapshotRecorder",
+    "TrainerSnapshot",
     "UsageError",
     "compare",
     "fingerprint",
@@ -56,6 +58,7 @@ _MODULES = {
     "RunError": ".errors",
     "Snapshot": ".api.snapshots",
     "SnapshotRecorder": ".measure.recorder",
+    "TrainerSnapshot": ".callbacks.transformers_trainer",
     "UsageError": ".errors",
     "compare": ".api.comparing",
     "fingerprint": ".api.comparing",

@@ -11,7 +11,7 @@ import lightning as L
 from ..errors import UsageError
 from ..measure.find_model import find_language_model
 from ..measure.ranks import rank
-from ..measure.recorder import RecorderArguments, SnapshotRecorder
+from ..measure.recorder import RecorderArguments, SnapshotRecorder, as_recorder
 from ..measure.records import Snapshot
 from .loggers import log_snapshot
 from .milestones import MilestoneCallback, log_metrics
@@ -22,15 +22,15 @@ class BiasSnapshot(MilestoneCallback):
     its scalars.
 
     The module is this package's, or any that holds a causal language model of ``transformers``. Training is not
-    affected. The recorder decides the measurements, files and references: ``BiasSnapshot(SnapshotRecorder("bias", …),
-    every=500)``. The short form ``BiasSnapshot(dirpath="bias", every=500)`` makes a recorder from the same arguments.
+    affected. ``BiasSnapshot("bias", every=500)`` writes into the folder ``bias``;
+    ``BiasSnapshot(SnapshotRecorder("bias", …), every=500)`` leaves measurements, files and references to that recorder.
 
     Args:
-        recorder: recorder that takes and writes the snapshots.
+        recorder: folder of the snapshots, or a recorder that takes and writes them.
         every: optimizer steps between snapshots; ``steps`` and ``factor`` of the recorder's config ask for more.
         model: function that finds the model in the module; by default the only one of ``transformers`` in it.
-        dirpath: folder of the snapshots, in place of ``recorder``.
-        arguments: further ones of that :class:`SnapshotRecorder`.
+        dirpath: the folder, by its name.
+        arguments: further arguments of the :class:`SnapshotRecorder` that writes into the folder.
 
     Raises:
         UsageError: an impossible argument; when training begins, a model that cannot be found. A failed measurement
@@ -39,7 +39,7 @@ class BiasSnapshot(MilestoneCallback):
 
     def __init__(
         self,
-        recorder: SnapshotRecorder | None = None,
+        recorder: SnapshotRecorder | str | Path | None = None,
         *,
         every: int,
         dirpath: str | Path | None = None,
@@ -49,7 +49,7 @@ class BiasSnapshot(MilestoneCallback):
         if every < 1:
             raise UsageError(f"BiasSnapshot: every is {every}; give at least 1")
         self.model = model
-        self.recorder = _recorder(recorder, dirpath, arguments)
+        self.recorder = as_recorder("BiasSnapshot", recorder, dirpath, arguments)
         super().__init__(every, more=self.recorder.config.asks)
         self._step = self._taken = 0
 
@@ -85,24 +85,3 @@ class BiasSnapshot(MilestoneCallback):
         """
         if self._taken != trainer.global_step:
             self.on_milestone(trainer, pl_module, trainer.global_step)
-
-
-def _recorder(
-    recorder: SnapshotRecorder | None, dirpath: str | Path | None, arguments: RecorderArguments
-) -> SnapshotRecorder:
-    """Return the given recorder, or make one from the arguments."""
-    if unknown := [name for name in arguments if name not in RecorderArguments.__annotations__]:
-        mend = "dirpath=run.path" if unknown[0] == "run" else f"one of {', '.join(RecorderArguments.__annotations__)}"
-        raise UsageError(f"BiasSnapshot: there is no argument {unknown[0]}; give {mend}")
-    if recorder is None:
-        if dirpath is None:
-            raise UsageError("BiasSnapshot: give dirpath, the folder that snapshots are written into")
-        return SnapshotRecorder(dirpath, **arguments)
-    if not isinstance(recorder, SnapshotRecorder):
-        raise UsageError(
-            f"BiasSnapshot: {type(recorder).__name__} is no SnapshotRecorder; a config goes by name: "
-            "BiasSnapshot(config=…, dirpath=…, every=…)"
-        )
-    if misplaced := [*([] if dirpath is None else ["dirpath"]), *arguments]:
-        raise UsageError(f"BiasSnapshot: give {', '.join(misplaced)} to the SnapshotRecorder")
-    return recorder

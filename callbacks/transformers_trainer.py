@@ -2,68 +2,134 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..errors import UsageError
-from ..measure.recorder import SnapshotRecorder
+from ..measure.recorder import RecorderArguments, SnapshotRecorder, as_recorder
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
+else:
+    TrainerCallback = object
 
 
-def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -> TrainerCallback:
-    """Make a callback for ``trainer.add_callback``: snapshots at birth, every ``every`` optimizer steps and at the end.
+class TrainerSnapshot(TrainerCallback):
+    """Callback for ``Trainer(callbacks=[…])``: snapshots at birth, every ``every`` optimizer steps and at the end.
 
     Scalars go to ``trainer.log``: into ``log_history`` under their names, and to the trainer's reports, which may add a
     prefix. Training is not affected; a failed measurement ends it only if the recorder's config has ``on_error:
     raise``.
 
     Args:
-        trainer: the trainer.
-        recorder: recorder that takes and writes the snapshots; its text is read by the trainer's tokenizer, unless it
-            has another.
-        every: optimizer steps between them; ``steps`` and ``factor`` of the recorder's config ask for more.
+        recorder: folder of the snapshots, or a recorder that takes and writes them; its text is read by the trainer's
+            tokenizer, unless it has another.
+        every: optimizer steps between snapshots; ``steps`` and ``factor`` of the recorder's config ask for more.
+        dirpath: the folder, by its name.
+        arguments: further arguments of the :class:`SnapshotRecorder` that writes into the folder.
+
+    Raises:
+        UsageError: an impossible argument, or ``transformers`` is missing.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> TrainerSnapshot:
+        """Make an instance of a subclass of ``TrainerCallback`` too; ``transformers`` is loaded only now."""
+        kind: Any = cls
+        return super().__new__(_as_trainer_callback(kind))
+
+    def __init__(
+        self,
+        recorder: SnapshotRecorder | str | Path | None = None,
+        *,
+        every: int,
+        dirpath: str | Path | None = None,
+        **arguments: Unpack[RecorderArguments],
+    ) -> None:
+        if every < 1:
+            raise UsageError(f"TrainerSnapshot: every is {every}: give at least 1")
+        self.recorder, self.every = as_recorder("TrainerSnapshot", recorder, dirpath, arguments), every
+        self.trainer: Any = None
+        """Trainer that scalars are logged to; found when training begins."""
+        self._taken = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Find trainer and tokenizer; take the snapshot of birth."""
+        if self.trainer is None or self.trainer.state is not state:
+            self.trainer = _calling_trainer(state)
+        self.read_text_by(kwargs.get("processing_class"))
+        self._taken = state.global_step
+        if state.global_step == 0:
+            self._take(state, control, model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Take the snapshot if one is due after this step."""
+        ends = state.global_step >= state.max_steps or control.should_training_stop
+        if state.global_step % self.every == 0 or self.recorder.config.asks(state.global_step) or ends:
+            self._take(state, control, model)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Take the snapshot of a training that an evaluation has stopped."""
+        if control.should_training_stop and self._taken != state.global_step:
+            self._take(state, control, model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Take the last snapshot, unless the best weights are loaded, which are those of another step."""
+        if self._taken != state.global_step and not args.load_best_model_at_end:
+            self._take(state, control, model)
+
+    def read_text_by(self, tokenizer: Any) -> None:
+        """Have the recorder's text read by this tokenizer, unless it has another."""
+        if self.recorder.text is not None and self.recorder.tokenizer is None:
+            self.recorder.tokenizer = tokenizer
+
+    def _take(self, state: Any, control: Any, model: Any) -> None:
+        self._taken = state.global_step
+        snapshot = self.recorder.take_if_possible(model, state.global_step)
+        if snapshot is None:
+            return
+        if self.trainer is None:
+            state.log_history.append({**snapshot.scalars(), "epoch": state.epoch, "step": state.global_step})
+            return
+        # Logging anything counts as having logged this step: its loss would be left out.
+        should_log = control.should_log
+        self.trainer.log(snapshot.scalars())
+        control.should_log = should_log
+
+
+@cache
+def _as_trainer_callback(cls: type) -> Any:
+    """Return the class itself if it derives from ``TrainerCallback``, else a subclass that derives from both."""
+    try:
+        from transformers import TrainerCallback as Base
+    except ImportError:
+        raise UsageError("TrainerSnapshot needs transformers: pip install transformers") from None
+    return cls if issubclass(cls, Base) else type(cls.__name__, (cls, Base), {"__module__": cls.__module__})
+
+
+def _calling_trainer(state: Any) -> Any:
+    """Return the trainer whose event is being handled; None in a loop of another kind.
+
+    ``transformers`` hands no trainer to its callbacks, and only ``Trainer.log`` reaches W&B, TensorBoard and the
+    others. It is the object, among the callers, that has this state.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if getattr(caller, "state", None) is state and callable(getattr(caller, "log", None)):
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -> TrainerSnapshot:
+    """Make a :class:`TrainerSnapshot` for ``trainer.add_callback``, of a trainer that exists already.
 
     Raises:
         UsageError: ``every`` is below 1.
     """
-    from transformers import TrainerCallback
-
-    if every < 1:
-        raise UsageError(f"every is {every}: give at least 1")
-    if recorder.text is not None and recorder.tokenizer is None:
-        recorder.tokenizer = trainer.processing_class
-
-    class BiasCallback(TrainerCallback):
-        taken = 0
-
-        def take(self, state: Any, control: Any, model: Any) -> None:
-            self.taken = state.global_step
-            snapshot = recorder.take_if_possible(model, state.global_step)
-            if snapshot is None:
-                return
-            # Logging anything counts as having logged this step: its loss would be left out.
-            should_log = control.should_log
-            trainer.log(snapshot.scalars())
-            control.should_log = should_log
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            self.taken = state.global_step
-            if state.global_step == 0:
-                self.take(state, control, model)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            ends = state.global_step >= state.max_steps or control.should_training_stop
-            if state.global_step % every == 0 or recorder.config.asks(state.global_step) or ends:
-                self.take(state, control, model)
-
-        def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            if control.should_training_stop and self.taken != state.global_step:
-                self.take(state, control, model)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            # The best weights are those of another step.
-            if self.taken != state.global_step and not args.load_best_model_at_end:
-                self.take(state, control, model)
-
-    return BiasCallback()
+    callback = TrainerSnapshot(recorder, every=every)
+    callback.trainer = trainer
+    callback.read_text_by(trainer.processing_class)
+    return callback

@@ -522,3 +522,39 @@ class SnapshotRecorder:
             if name != "random":
                 add_probe(snapshot, name, found, self.token_texts, self.probes[name])
         return snapshot
+
+
+def as_recorder(
+    caller: str,
+    given: SnapshotRecorder | str | Path | None,
+    dirpath: str | Path | None,
+    arguments: RecorderArguments,
+) -> SnapshotRecorder:
+    """Return the recorder that a callback was given, or make one from a folder and the recorder's arguments.
+
+    Args:
+        caller: name of the callback, for messages.
+        given: a recorder, or the folder.
+        dirpath: the folder, by its name.
+        arguments: further arguments of the recorder that is made.
+
+    Raises:
+        UsageError: an unknown argument, no folder or two, or arguments beside a recorder.
+    """
+    if unknown := [name for name in arguments if name not in RecorderArguments.__annotations__]:
+        mend = "dirpath=run.path" if unknown[0] == "run" else f"one of {', '.join(RecorderArguments.__annotations__)}"
+        raise UsageError(f"{caller}: there is no argument {unknown[0]}; give {mend}")
+    if given is None or isinstance(given, str | Path):
+        if (folder := dirpath if given is None else given) is None:
+            raise UsageError(f"{caller}: give dirpath, the folder that snapshots are written into")
+        if None not in (given, dirpath):
+            raise UsageError(f"{caller}: the folder is {given} and, by dirpath, {dirpath}; give one of them")
+        return SnapshotRecorder(folder, **arguments)
+    if not isinstance(given, SnapshotRecorder):
+        raise UsageError(
+            f"{caller}: {type(given).__name__} is no SnapshotRecorder; a config goes by name: "
+            f"{caller}(config=…, dirpath=…, every=…)"
+        )
+    if misplaced := [*([] if dirpath is None else ["dirpath"]), *arguments]:
+        raise UsageError(f"{caller}: give {', '.join(misplaced)} to the SnapshotRecorder")
+    return given

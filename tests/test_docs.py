@@ -184,13 +184,6 @@ def arguments_of_a_trainer():
     return {"model": llama(), "arguments": transformers.TrainingArguments(**settings), "dataset": rows}
 
 
-def trainer_of_transformers():
-    import transformers
-
-    given = arguments_of_a_trainer()
-    return {"trainer": transformers.Trainer(given["model"], given["arguments"], train_dataset=given["dataset"])}
-
-
 def plain_loop():
     model = llama()
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batches": token_rows().split(4)}
@@ -199,7 +192,6 @@ def plain_loop():
 GIVEN = {
     "module and batches": module_and_batches,
     "model, arguments and dataset": arguments_of_a_trainer,
-    "a trainer of transformers": trainer_of_transformers,
     "model, optimizer and batches": plain_loop,
 }
 

@@ -200,6 +200,19 @@ def test_what_cannot_be_found_is_refused_with_the_mend(llama, token_batches, sma
         BiasSnapshot(every=1, run=RunDir(tmp_path))
 
 
+def test_the_folder_may_be_the_first_argument(llama, token_batches, small_probe, tmp_path):
+    for name, form in (
+        ("path", BiasSnapshot(tmp_path / "path", every=5, config=small_probe)),
+        ("text", birthmark.BiasSnapshot(str(tmp_path / "text"), every=5, config=small_probe)),
+        ("named", BiasSnapshot(dirpath=tmp_path / "named", every=5, config=small_probe)),
+        ("recorder", BiasSnapshot(SnapshotRecorder(tmp_path / "recorder", small_probe), every=5)),
+    ):
+        fit(Theirs(llama()), token_batches, tmp_path, form)
+        assert steps(tmp_path / name) == [0, 5]
+    with pytest.raises(UsageError, match="BiasSnapshot: the folder is a and, by dirpath, b; give one of them"):
+        BiasSnapshot("a", every=1, dirpath="b")
+
+
 @pytest.mark.heavy
 def test_the_five_lines_in_the_docs_run(llama, token_batches, tmp_path, monkeypatch):
     page = (Path(birthmark.__file__).parent / "docs" / "python.md").read_text()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ import transformers
 from tokenizers import Tokenizer
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 import birthmark
-from birthmark.callbacks.transformers_trainer import bias_callback
+from birthmark.callbacks.transformers_trainer import TrainerSnapshot, bias_callback
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
 from birthmark.measure.foreign import ForeignModel
@@ -178,6 +181,105 @@ def test_a_model_that_cannot_be_measured_is_trained_to_the_end_as_without_the_ca
         train(SnapshotRecorder(tmp_path / "raises", raises))
 
 
+class Shown(transformers.TrainerCallback):
+    """Keeps all that a report is given, as those for W&B and TensorBoard are."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.rows.setdefault(state.global_step, {}).update(logs)
+
+
+def test_a_callback_that_is_made_before_its_trainer_does_the_same(
+    their_config, word_tokenizer, token_batches, small_probe, arguments, tmp_path
+):
+    """Snapshots, log and reports equal those of the callback that knows its trainer, whose training goes on alike."""
+    text = tmp_path / "notes.txt"
+    text.write_text("the cat sat on the mat and the dog sat too " * 60)
+    small = dataclasses.replace(small_probe, n_sequences=4)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(word_tokenizer.content.decode()))
+
+    def train(shown, *callbacks):
+        config = their_config("llama")
+        config.vocab_size = 270
+        torch.manual_seed(0)
+        return transformers.Trainer(
+            transformers.LlamaForCausalLM(config), arguments(), train_dataset=Tokens(token_batches),
+            processing_class=tokenizer, data_collator=transformers.default_data_collator, callbacks=[shown, *callbacks],
+        )  # fmt: skip
+
+    early, late = Shown(), Shown()
+    callback = birthmark.TrainerSnapshot(tmp_path / "early", every=2, config=small, text=str(text))
+    assert isinstance(callback, transformers.TrainerCallback)
+    trainer = train(early, callback)
+    trainer.train()
+    other = train(late)
+    other.add_callback(bias_callback(other, SnapshotRecorder(tmp_path / "late", small, text=str(text)), every=2))
+    other.train()
+    assert logged(trainer, "bias/drift").keys() == {0, 2, 4, 5}
+    assert "bias_text/sink_mass" in early.rows[5]
+    for step in range(6):
+        assert without_times(early.rows[step]) == without_times(late.rows[step])
+    assert logged(trainer, "loss") == logged(other, "loss")
+    for snapshot, same in zip(*(RunDir(tmp_path / name).snapshots() for name in ("early", "late")), strict=True):
+        assert snapshot.bias == same.bias
+    # It can be taken out again by its class, and serves another trainer.
+    assert trainer.pop_callback(TrainerSnapshot) is callback
+    again = train(Shown(), callback)
+    with pytest.warns(UserWarning, match="snapshots of an earlier training"):
+        again.train()
+    assert logged(again, "bias/drift").keys() == {0, 2, 4, 5}
+
+
+def without_times(row):
+    return {name: value for name, value in row.items() if "runtime" not in name and "per_second" not in name}
+
+
+def test_a_loop_without_a_trainer_has_the_scalars_in_its_history(llama, small_probe, arguments, tmp_path):
+    model = llama()
+    callback = TrainerSnapshot(dirpath=tmp_path / "bias", every=2, config=small_probe)
+    handler = CallbackHandler([DefaultFlowCallback(), callback], model, None, None, None)
+    state = transformers.TrainerState(max_steps=2)
+    handler.on_train_begin(arguments(), state, transformers.TrainerControl())
+    (row,) = state.log_history
+    assert row["step"] == 0
+    assert row["bias/drift"] == pytest.approx(1)
+
+
+def test_impossible_arguments_are_named(tmp_path):
+    with pytest.raises(UsageError, match="TrainerSnapshot: every is 0: give at least 1"):
+        TrainerSnapshot(tmp_path, every=0)
+    with pytest.raises(UsageError, match="TrainerSnapshot: give dirpath, the folder"):
+        TrainerSnapshot(every=1)
+    with pytest.raises(UsageError, match="TrainerSnapshot: the folder is a and, by dirpath, b; give one of them"):
+        TrainerSnapshot("a", every=1, dirpath="b")
+    with pytest.raises(
+        UsageError, match="TrainerSnapshot: there is no argument text_probe; give one of config, probes"
+    ):
+        TrainerSnapshot(tmp_path, every=1, text_probe="notes")
+    with pytest.raises(UsageError, match="TrainerSnapshot: give text to the SnapshotRecorder"):
+        TrainerSnapshot(SnapshotRecorder(tmp_path), every=1, text="notes")
+
+
+def test_without_transformers_the_class_says_what_is_missing(tmp_path):
+    """And only where a callback is made: its name is one of ``from birthmark import *``."""
+    code = f"""
+import sys
+import torchmetrics  # loads transformers where it is installed
+import birthmark as bm
+sys.modules["transformers"] = None
+bm.TrainerSnapshot
+try:
+    bm.TrainerSnapshot({str(tmp_path)!r}, every=1)
+except bm.UsageError as error:
+    assert "pip install transformers" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_must_be_a_step(llama, arguments, tmp_path):
     trainer = transformers.Trainer(llama(), arguments())
     with pytest.raises(UsageError, match="every is 0: give at least 1"):
@@ -199,7 +301,7 @@ def test_text_is_read_by_the_trainers_own_tokenizer(llama, word_tokenizer, argum
 def test_the_lines_in_the_docs_run(llama, token_batches, arguments, tmp_path, monkeypatch):
     page = (Path(birthmark.__file__).parent / "docs/python.md").read_text()
     section = page.split("## The Trainer of transformers")[1].split("\n## ")[0]
-    (code,) = [block.split("```")[0] for block in section.split("```python\n")[1:] if "bias_callback" in block]
+    (code,) = [block.split("```")[0] for block in section.split("```python\n")[1:] if "TrainerSnapshot" in block]
     monkeypatch.chdir(tmp_path)
     scope = {"model": llama(), "arguments": arguments(), "dataset": Tokens(token_batches)}
     exec(code, scope)
