@@ -49,7 +49,6 @@ IMPORTED = (
     "encodings.idna",
     "rich._emoji_codes",
     "birthmark.metrics.heads",
-    "birthmark.metrics.anatomy",
     "birthmark.metrics.experts",
     "birthmark.trainer.strategies.fsdp2",
     "birthmark.trainer.strategies.zero",

@@ -112,21 +112,20 @@ _SCRIPT = """
 import sys, time
 from pathlib import Path
 from birthmark.data import shards, tokenizer
-from birthmark.data.building import pieces
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
 
 folder, tokenizer_path, cache, mode = sys.argv[1:]
 corpus = open_corpus(DataConfig(path=folder, val_fraction=0.2))
-pieces._PIECE_BYTES = 10_000
+shards._PIECE_BYTES = 10_000
 if mode == "stop":
-    whole = pieces.tokenise_piece
+    whole = shards.tokenise_piece
     def stop(job):
         if job.number == 3:
             print("half", flush=True)
             time.sleep(60)
         return whole(job)
-    pieces.tokenise_piece = stop
+    shards.tokenise_piece = stop
 else:
     print("ready", flush=True)
     while not Path(mode).exists():
