@@ -27,7 +27,7 @@ import yaml
 
 from birthmark.launch.cli import main as birthmark
 from birthmark.measure.records import Snapshot
-from birthmark.metrics.preference import spearman
+from birthmark.metrics.rankings import spearman
 from birthmark.models.config import ModelConfig
 from birthmark.models.parameter_shapes import parameter_shapes
 from birthmark.trainer.by_name.shipped_configs import find_config, shipped_configs

@@ -16,8 +16,9 @@ from torchmetrics import Metric
 
 from ..errors import RunError
 from ..metrics.directions import SeedAlignment
-from ..metrics.preference import Ranked, TokenPreference
+from ..metrics.preference import TokenPreference
 from ..metrics.quantity import Quantity, Sizes
+from ..metrics.rankings import Ranked
 from ..metrics.sinks import KeySums, key_sums
 from ..models.adapter_config import AdapterConfig
 from ..models.adapters import adapter_of

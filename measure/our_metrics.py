@@ -19,20 +19,11 @@ from .. import metrics as _metrics
 from ..metrics.directions import Contraction
 from ..metrics.dominance import DominanceRatio, EffectiveRank, MassiveActivations, RankOfPlaces, RankResult
 from ..metrics.neurons import SuperNeurons, UnitWeights, no_weights, super_neurons, unit_weights
-from ..metrics.preference import (
-    Ranked,
-    coverage,
-    kendall_tau,
-    kl_to_uniform,
-    normalised_entropy,
-    preference_ratio,
-    rank_biased_overlap,
-    spearman,
-    top_overlap,
-)
+from ..metrics.preference import coverage, kl_to_uniform, normalised_entropy, preference_ratio
 from ..metrics.qk_lock import QKLock
 from ..metrics.quantities import METRICS
 from ..metrics.quantity import SCALARS
+from ..metrics.rankings import Ranked, kendall_tau, rank_biased_overlap, spearman, top_overlap
 from ..metrics.sinks import AttentionSinks, DocumentSinks
 from ..metrics.variance import EffectiveTokens, PositionalVariance
 from ..models.observe import Site

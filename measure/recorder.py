@@ -23,7 +23,7 @@ from ..data.packing import DocumentBorders
 from ..data.probes import passage_probe, random_probe
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
-from ..metrics.preference import ranking
+from ..metrics.rankings import ranking
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
 from .config import SnapshotConfig

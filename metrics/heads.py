@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .declarations.sinks import n_judged_keys
 from .quantity import Sizes
 from .sinks import KeySums, entropy_queries
 from .sums import AdditiveMetric, channel_norms, largest_over_ranks
@@ -34,15 +35,6 @@ class ShownAttention(Protocol):
     @property
     def tokens_BT(self) -> Tensor | None:  # noqa: N802 - a shape suffix
         """Token ids of the batch; None if unknown."""
-
-
-def n_judged_keys(n_positions: int) -> int:
-    """Return the number of keys, from the first, that at least a quarter of all queries see.
-
-    The importance of the last keys is a mean of few weights: a head that looks at the token itself would make a sink of
-    each of them.
-    """
-    return n_positions - -(-n_positions // 4) + 1
 
 
 # ---------------------------------------------------------------- entropy of attention (definitions §13)

@@ -1,13 +1,12 @@
-"""Token preference, whatever a model reads, and the likeness of two rankings of tokens (definitions §4) [BB, SP]."""
+"""Tokens that a model prefers regardless of its input (definitions §4) [BB, SP]."""
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import special, stats
+from scipy import special
 from torch import Tensor
 
 from .sums import AdditiveMetric
@@ -72,93 +71,3 @@ def coverage(argmax_share_V: np.ndarray, share: float = 0.8) -> float:
     # The shares are multiples of 1/N that need not add up exactly.
     reached = np.cumsum(np.sort(argmax_share_V)[::-1]) >= share - 1e-12
     return float((reached.argmax() + 1) / len(argmax_share_V))
-
-
-# ---------------------------------------------------------------- similarity of two rankings of the vocabulary
-# Persistence of token preference (definitions §4).
-
-
-class Ranked:
-    """A preference that is compared with several others: it is sorted once for all of them.
-
-    Args:
-        p_V: float ``[V]``, a number for every token.
-    """
-
-    def __init__(self, p_V: np.ndarray) -> None:
-        self.p_V = p_V
-
-    def __len__(self) -> int:
-        return len(self.p_V)
-
-    @cached_property
-    def ids(self) -> np.ndarray:
-        """Token ids by falling preference; ties in order of id."""
-        return np.argsort(-self.p_V, kind="stable")
-
-    @cached_property
-    def places(self) -> np.ndarray:
-        """Rank of every token id, from 0 for the most preferred; int64 ``[V]``, the inverse of `ids`."""
-        place_V = np.empty(len(self.p_V), dtype=np.int64)
-        place_V[self.ids] = np.arange(len(self.p_V))
-        return place_V
-
-    @cached_property
-    def mean_ranks(self) -> np.ndarray:
-        """Rank of every token id, ties at their mean; float64 ``[V]``."""
-        falling_V = self.p_V[self.ids]
-        start_G = np.flatnonzero(np.concatenate([[True], falling_V[1:] != falling_V[:-1]]))
-        length_G = np.diff(start_G, append=len(falling_V))
-        mean_V = np.empty(len(falling_V))
-        mean_V[self.ids] = np.repeat(start_G + (length_G - 1) / 2, length_G)
-        return mean_V
-
-
-def ranked(preference: np.ndarray | Ranked) -> Ranked:
-    """Attach ranks to a preference; return it unchanged if it has them."""
-    return preference if isinstance(preference, Ranked) else Ranked(preference)
-
-
-def spearman(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked) -> float:
-    """Compute Spearman's ρ, the correlation of mean ranks; NaN if either side is constant."""
-    p, q = ranked(p_V), ranked(q_V)
-    if not (np.ptp(p.p_V) > 0 and np.ptp(q.p_V) > 0):
-        return float("nan")
-    return float(np.corrcoef(p.mean_ranks, q.mean_ranks)[0, 1])
-
-
-def kendall_tau(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked) -> float:
-    """Compute Kendall's τ-b; NaN if either side is constant."""
-    return float(stats.kendalltau(ranked(p_V).p_V, ranked(q_V).p_V, variant="b").statistic)
-
-
-def ranking(p_V: np.ndarray) -> np.ndarray:
-    """Return token ids by falling preference; ties in order of id."""
-    return Ranked(p_V).ids
-
-
-def places(p_V: np.ndarray) -> np.ndarray:
-    """Return the rank of every token id, from 0 for the most preferred; int64 ``[V]``, inverse of :func:`ranking`."""
-    return Ranked(p_V).places
-
-
-def top_overlap(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked, k: int) -> float:
-    """Return the share of the ``k`` most preferred tokens that two preferences share; NaN if ``k`` exceeds V."""
-    if k > len(p_V):
-        return float("nan")
-    return len(np.intersect1d(ranked(p_V).ids[:k], ranked(q_V).ids[:k])) / k
-
-
-def rank_biased_overlap(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked, persistence: float = 0.98) -> float:
-    """Compute the rank-biased overlap of two full rankings (Webber, Moffat & Zobel 2010), extrapolated at depth V.
-
-    ``(1−p) Σ_d p^(d−1) A_d + A_V p^V``, ``A_d`` the overlap of the first d of each over d. At the default p the first
-    50 ranks carry most of the weight. 1 is the same ranking; two random ones give about their chance overlap.
-    """
-    n = len(p_V)
-    # A token is shared by the first d of both rankings from the depth on at which the later of the two has it.
-    agreement = np.cumsum(np.bincount(np.maximum(ranked(p_V).places, ranked(q_V).places), minlength=n)) / np.arange(
-        1, n + 1
-    )
-    weights = (1 - persistence) * persistence ** np.arange(n)
-    return float(weights @ agreement + agreement[-1] * persistence**n)

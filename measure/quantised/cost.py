@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from ...errors import RunError
-from ...metrics.preference import kl_to_uniform, preference_ratio, spearman
+from ...metrics.preference import kl_to_uniform, preference_ratio
+from ...metrics.rankings import spearman
 from ...models.changes.round_to_nearest import WHOLE
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel

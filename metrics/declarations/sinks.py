@@ -7,6 +7,15 @@ from functools import partial
 from ..quantity import ROWS_NOT_ONE, Column, Quantity, unlisted
 
 
+def n_judged_keys(n_positions: int) -> int:
+    """Return the number of keys, from the first, that at least a quarter of all queries see.
+
+    The importance of the last keys is a mean of few weights: a head that looks at the token itself would make a sink of
+    each of them.
+    """
+    return n_positions - -(-n_positions // 4) + 1
+
+
 def _sinks(suffix: str, mark: str, of_rows: str, when: str) -> tuple[Quantity, ...]:
     sink = partial(unlisted, section="sink", when=when)
     first = not suffix

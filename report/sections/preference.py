@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...metrics.preference import places
+from ...metrics.rankings import places
 from ..csv_files import LabelledArray
 from ..pictures.saving import later
 from ..pictures.style import DASHED, DOTTED, SOLID

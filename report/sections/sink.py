@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...metrics.heads import n_judged_keys
+from ...metrics.declarations.sinks import n_judged_keys
 from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import position_axis

@@ -8,7 +8,8 @@ import torch
 
 from birthmark.measure.measurement import measure
 from birthmark.measure.summary import secondary_sinks
-from birthmark.metrics.heads import SequenceSinks, n_judged_keys
+from birthmark.metrics.declarations.sinks import n_judged_keys
+from birthmark.metrics.heads import SequenceSinks
 from birthmark.metrics.quantity import Sizes
 from birthmark.metrics.sinks import KeySummer, entropy_queries, key_sums
 from birthmark.models.attention.config import AttentionConfig

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from birthmark.metrics.preference import Ranked, kendall_tau, rank_biased_overlap, ranking, spearman, top_overlap
+from birthmark.metrics.rankings import Ranked, kendall_tau, rank_biased_overlap, ranking, spearman, top_overlap
 
 # Few different values, so that there are ties.
 VECTORS = st.integers(2, 14).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 6), min_size=n, max_size=n)] * 2))
