@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The package is the repository's root: type checkers see it under its name through this link.
 TYPING := $(VENV)/typing
+EXAMPLES := birthmark/examples
 
 .PHONY: help setup pretrain test torture quick check format types docs real-models gpu gpu-wheels clean
 
@@ -51,7 +52,8 @@ check: setup types  ## lint, format check and types, as CI does
 	$(BIN)/ruff format --check .
 
 types: setup
-	cd $(TYPING) && MYPYPATH=. ../bin/mypy --config-file birthmark/pyproject.toml -p birthmark
+	cd $(TYPING) && MYPYPATH=.:$(EXAMPLES):$(EXAMPLES)/arm_and_metric ../bin/mypy --config-file birthmark/pyproject.toml \
+		-p birthmark -m lightning_module -m transformers_trainer -m plain_loop -m my_arm -m my_metric
 
 format: setup  ## put the code into its one format
 	$(BIN)/ruff check --fix .

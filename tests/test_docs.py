@@ -36,7 +36,7 @@ from birthmark.trainer.by_name import shipped_configs
 ROOT = Path(__file__).resolve().parents[1]
 SITE = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: With those in the repository alone: the log, and the rows behind the results.
-PAGES = [ROOT / "README.md", *SITE, *sorted((ROOT / "research").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *SITE, *sorted((ROOT / "research").rglob("*.md"))]
 #: Languages of blocks that run, and of those that show something.
 RUN, SHOWN = {"sh", "python"}, {"text", "json", "yaml"}
 MARK = re.compile(r"<!--\s*(needs|slow|given|file):\s*(.+?)\s*-->")
@@ -349,7 +349,7 @@ def test_every_block_says_what_it_is(page):
 FOLDERS = sorted(
     f.name for f in ROOT.iterdir() if f.is_dir() and f.name[0] != "." and (ROOT / f / "__init__.py").exists()
 )
-PATH = re.compile(rf"\.?(?:{'|'.join([*FOLDERS, 'tests', 'docs', 'benchmarks'])})/[\w./*-]+")
+PATH = re.compile(rf"\.?(?:{'|'.join([*FOLDERS, 'tests', 'docs', 'benchmarks', 'examples'])})/[\w./*-]+")
 
 
 def inline(page, kind):
