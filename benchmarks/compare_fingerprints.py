@@ -3,7 +3,7 @@
     nice -n 10 python benchmarks/compare_fingerprints.py [--scale tiny] [--out FOLDER] [--figure PNG]
 
 Six families of small models are born, trained and changed as people change models; every pair is tested by every
-method of ``benchmarks/fingerprints/table.py``. Writes ``fingerprints.md`` and ``.json``, by default into
+method of ``benchmarks/fingerprints/methods.py``. Writes ``fingerprints.md`` and ``.json``, by default into
 ``benchmarks/results``, and the picture. ``--only GROUP`` measures the kin of one change anew, and keeps all other rows
 of the JSON. ``--pages`` writes page and picture again from it. ``--scale tiny`` is a rehearsal that measures nothing.
 """
@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fingerprints.bench_models import FULL, TINY
-from fingerprints.cost import LARGER, Cost, costs
-from fingerprints.page import cost_table, draw, group_table, main_table, method_table
-from fingerprints.pairs import CHANGES, all_pairs
+from fingerprints.methods import METHODS
+from fingerprints.page import LARGER, Cost, cost_table, costs, draw, group_table, main_table, method_table
+from fingerprints.pairs import CHANGES, FULL, TINY, all_pairs
 from fingerprints.results import Row, as_json, rows_of, summaries
-from fingerprints.table import METHODS
 from machine import ROOT, describe
 
 RESULTS, FIGURE = ROOT / "benchmarks" / "results", ROOT / "docs" / "img" / "fingerprints-compared.png"

@@ -17,7 +17,7 @@ def bench():
 
 
 def test_a_hundredth_of_strangers_passes_the_threshold_of_the_others(bench):
-    threshold = bench("rates").held_out_threshold
+    threshold = bench("results").held_out_threshold
     scores = np.random.default_rng(0).standard_cauchy(300).tolist()
     passed = [x > threshold(scores[:i] + scores[i + 1 :], 0.01) for i, x in enumerate(scores)]
     assert sum(passed) == 3
@@ -26,7 +26,7 @@ def test_a_hundredth_of_strangers_passes_the_threshold_of_the_others(bench):
 
 
 def test_intervals_and_areas_by_their_definitions(bench):
-    rates = bench("rates")
+    rates = bench("results")
     low, high = rates.Rate(3, 20).interval
     assert low == pytest.approx(stats.beta.ppf(0.025, 3, 18))
     assert high == pytest.approx(stats.beta.ppf(0.975, 4, 17))
@@ -50,7 +50,7 @@ def planted(results, method, own_rule):
 
 
 def test_a_summary_counts_what_was_planted(bench):
-    results, rates = bench("results"), bench("rates")
+    results = rates = bench("results")
     found = results.summary(planted(results, "m", own_rule=True))
     assert found.tested_kin == rates.Rate(3, 5)
     assert (found.own_power, found.own_false) == (rates.Rate(1, 3), rates.Rate(20, 400))
@@ -72,7 +72,7 @@ def test_tables_say_where_there_is_no_rule_and_no_test(bench, tmp_path):
     assert "| no rule | no rule | 66.7 (" in without
     assert page.group_table(found, "power_of")[2:] == ["| trained | 3 | 67 | 67 |", "| rotated | 0 | – | – |"]
     assert page.group_table(found, "own_power_of")[0] == "| group | pairs | with |"
-    assert page.cost_table(found, [bench("cost").Cost("with", 1.25, None)])[2] == "| with | 1.0 | 1.25 | – |"
+    assert page.cost_table(found, [bench("page").Cost("with", 1.25, None)])[2] == "| with | 1.0 | 1.25 | – |"
     page.draw(found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
@@ -80,7 +80,8 @@ def test_tables_say_where_there_is_no_rule_and_no_test(bench, tmp_path):
 @pytest.fixture(scope="module")
 def life(bench):
     """A newborn model of ours in the place of a trained one, and the probe."""
-    models, pairs, probe = bench("bench_models"), bench("pairs"), FingerprintProbe(n_inputs=12, seq_len=4)
+    models = pairs = bench("pairs")
+    probe = FingerprintProbe(n_inputs=12, seq_len=4)
     births = [models.FAMILIES["ours, swiglu"](models.seed_of("ours, swiglu", i)) for i in range(2)]
     evidence = [bench("evidence").gather("birth", model, probe) for model in births]
     return [pairs.Life(e, e, e, model, 0.0) for e, model in zip(evidence, births, strict=True)], probe
@@ -89,7 +90,7 @@ def life(bench):
 def test_changed_models_meet_the_methods_that_undo_the_change(bench, life):
     (one, other), probe = life
     pairs, compare = bench("pairs"), bench("method").compare
-    methods = {method.name: method for method in bench("table").METHODS}
+    methods = {method.name: method for method in bench("methods").METHODS}
     found = {kind: pairs.changed(one, kind, other, 0, probe) for kind in pairs.CHANGES}
     assert all(found.values())
 
@@ -113,14 +114,14 @@ def test_changed_models_meet_the_methods_that_undo_the_change(bench, life):
 
 
 def test_seeds_of_families_are_apart(bench):
-    models = bench("bench_models")
+    models = bench("pairs")
     most = 1000 + 2 * models.FULL.n_births
     seeds = [{models.seed_of(family, i) for i in range(most)} for family in models.FAMILIES]
     assert len(set().union(*seeds)) == most * len(seeds)
 
 
 def test_training_lowers_the_loss_of_its_language(bench):
-    models = bench("bench_models")
+    models = bench("pairs")
     model = models.FAMILIES["ours, gelu"](1)
     first, later = (models.train(model, 0, start, 5) for start in (0, 5))
     assert later < first

@@ -114,9 +114,9 @@ def evidence(bench):
 def test_the_numbers_of_the_released_code(bench, evidence, kind):
     a, b = map(evidence, inputs(kind == "kin"))
     expected = RELEASED["numbers"][kind]
-    for module, function in (("awm", "awm"), ("huref", "ics"), ("huref", "pcs"), ("reef", "reef")):
-        assert getattr(bench(module), function)(a, b).score == pytest.approx(expected[function], abs=2e-6), function
-    tracing = bench("model_tracing")
+    for function in ("awm", "ics", "pcs", "reef"):
+        assert getattr(bench("methods"), function)(a, b).score == pytest.approx(expected[function], abs=2e-6), function
+    tracing = bench("methods")
     for function in ("csu", "csh", "match"):
         p = 10 ** getattr(tracing, function)(a, b).log10_p
         assert p == pytest.approx(tracing_p(expected[function]), rel=1e-6), function
@@ -134,12 +134,12 @@ def test_the_intrinsic_fingerprint_by_its_formula(bench, evidence):
     for kind in "qkvo":
         x, y = ([float(np.std(getattr(block, kind))) for block in model.blocks] for model in (a, b))
         correlations.append(stats.pearsonr(x, y).statistic)
-    found = bench("weight_statistics").intrinsic(a, b)
+    found = bench("methods").intrinsic(a, b)
     assert found.score == pytest.approx(np.mean(correlations), abs=1e-12)
 
 
 def test_what_a_method_needs_and_does_not_get_is_no_test(bench, evidence):
-    method, table = bench("method"), {found.name: found for found in bench("table").METHODS}
+    method, table = bench("method"), {found.name: found for found in bench("methods").METHODS}
     a, b = (evidence(model) for model in inputs(kin=True))
     narrow = replace(b, embed_VD=b.embed_VD[:, :-1])
     for name, other, why in (
@@ -158,7 +158,7 @@ def test_what_a_method_needs_and_does_not_get_is_no_test(bench, evidence):
 
 def test_awm_finds_blocks_and_channels_again(bench, evidence):
     a = evidence(inputs(kin=True)[0])
-    awm, chosen = bench("awm").awm, np.array([6, 0, 3, 1, 7])
+    awm, chosen = bench("methods").awm, np.array([6, 0, 3, 1, 7])
     blocks = [replace(a.blocks[i], q=-a.blocks[i].q[:, chosen], k=-a.blocks[i].k[:, chosen]) for i in (2, 0)]
     smaller = replace(a, embed_VD=-a.embed_VD[:, chosen], blocks=tuple(blocks))
     assert awm(a, smaller).score == pytest.approx(1)
@@ -167,7 +167,7 @@ def test_awm_finds_blocks_and_channels_again(bench, evidence):
 
 def test_keys_of_a_group_are_repeated_for_each_of_its_heads(bench):
     k_KD = np.arange(4.0)[:, None] * np.ones((1, 3))
-    assert bench("huref").repeated(k_KD, n_heads=4, d_head=2)[:, 0].tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert bench("methods").repeated(k_KD, n_heads=4, d_head=2)[:, 0].tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
 
 
 @pytest.fixture(scope="module")
