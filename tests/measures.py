@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Folders that are no part of the product.
-BESIDE = {"tests", "benchmarks", "research", "docs", "setup.py"}
+BESIDE = {"tests", "benchmarks", "examples", "research", "docs", "setup.py"}
 QUESTION_WORDS = {"what", "which", "whether", "how", "where", "who"}
 #: A file of fewer lines is counted as short, and one of fewer lines with one importer as a part of its importer.
 SHORT, SHORT_WITH_ONE_IMPORTER = 40, 60
