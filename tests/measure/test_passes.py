@@ -10,11 +10,10 @@ from torchmetrics import Metric
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
-from birthmark.measure import passes as keeping
+from birthmark.measure import passes
 from birthmark.measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
 from birthmark.metrics.quantity import Quantity
-from birthmark.models import by_block as block_weights
 from birthmark.models import by_block as decoder_by_block
 from birthmark.models.birth import born
 from birthmark.models.by_block import DecoderByBlock, DrawnWeights, HeldWeights, Streaming
@@ -111,10 +110,10 @@ def test_a_trained_model_in_half_precision_and_its_documents(enliven):
 def test_tables_in_parts_hidden_states_in_a_file_and_few_logits_at_once(monkeypatch, tmp_path, enliven):
     model = enliven(born(PLAIN, 7))
     expected = measure(model, PROBE, batch_size=4)
-    monkeypatch.setattr(block_weights, "CHUNK", 5 * 16)
-    monkeypatch.setattr(block_weights, "_NEAR", 2 * 16)
+    monkeypatch.setattr(decoder_by_block, "CHUNK", 5 * 16)
+    monkeypatch.setattr(decoder_by_block, "_NEAR", 2 * 16)
     monkeypatch.setattr(decoder_by_block, "_LOGIT_BYTES", 2 * 64 * 4)
-    monkeypatch.setattr(keeping, "IN_MEMORY", 0)
+    monkeypatch.setattr(passes, "IN_MEMORY", 0)
     by_block = DecoderByBlock(PLAIN, HeldWeights(model), streaming=Streaming(tmp_path))
     assert_same(expected, measure(by_block, PROBE, batch_size=4))
     assert not list(tmp_path.iterdir())
