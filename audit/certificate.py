@@ -162,7 +162,7 @@ def content_of(shapes: Shapes, weights: BlockWeights) -> Content:
     return reading.content()
 
 
-# ---------------------------------------------------------------- what a certificate states
+# ---------------------------------------------------------------- statements
 # Written from a run, read from a file that may be anybody's.
 
 #: In a run's folder, unless it is written elsewhere.

@@ -160,7 +160,7 @@ def _open_commitments(statement: Statement, config: ModelConfig, content: Conten
     )
 
 
-# ---------------------------------------------------------------- verification lines
+# ---------------------------------------------------------------- outcome in lines and as JSON
 # What came of a check against a certificate, in lines and as JSON.
 
 

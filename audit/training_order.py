@@ -164,7 +164,7 @@ def steps_of_chains(found: Iterable[Chain]) -> Steps:
     return frozenset().union(*(steps_of(chain.path) for chain in found))
 
 
-# ---------------------------------------------------------------- which end of a path of checkpoints is the earlier one
+# ---------------------------------------------------------------- the earlier end of a path of checkpoints
 # A path through weights is as short from its end as from its beginning. What only a birth has tells the ends apart:
 # there every gain is 1 and every bias 0, so that the vectors of a model are constant, and the first steps of training
 # make them vary. Later they vary more and more, unless weight decay holds them.

@@ -15,7 +15,7 @@ import numpy as np
 
 from .batches import FixedWindows, JoinedTokens, Nearby, PlainCut, TokensOfSources
 
-# ---------------------------------------------------------------- proportions
+# ---------------------------------------------------------------- exact shares
 # Source of sample ``i`` and the index of the sample within that source, computed without state, in exact integers.
 #
 # Samples come in blocks. Huffman's tree of the weights says how many of a block each source gives: at every node
@@ -146,7 +146,7 @@ class Proportions:
         return before_S + np.bincount(source_K[:k], minlength=self.n_sources)
 
 
-# ---------------------------------------------------------------- order
+# ---------------------------------------------------------------- the source of each sample
 # Source of each sample, and the index of the sample within that source, in shares that may change at given samples.
 # No state is kept.
 

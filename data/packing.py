@@ -72,7 +72,7 @@ class DocumentBorders:
         return ends_BT & (in_run_BT % 2 == 0)
 
 
-# ---------------------------------------------------------------- bins
+# ---------------------------------------------------------------- pieces of text that share a sequence
 # Assignment of pieces of text to sequences of one length.
 
 
@@ -153,7 +153,7 @@ def best_fit(sizes_P: np.ndarray, capacity: int) -> np.ndarray:
     return bin_P
 
 
-# ---------------------------------------------------------------- index
+# ---------------------------------------------------------------- pieces of documents in each sequence
 # Index of the pieces of documents in each sequence, built once for a corpus and kept beside its shards.
 
 _FORMAT = 2
@@ -294,7 +294,7 @@ def _packed(
     return {**found, "first": first, "filled": filled}
 
 
-# ---------------------------------------------------------------- cuts
+# ---------------------------------------------------------------- cuts of a corpus into sequences
 # Cuts of a corpus' tokens into sequences, among which ``data.packing`` and ``data.bos`` choose.
 #
 # A cut numbers its sequences; `birthmark.data.batches.FixedWindows` decides their order.

@@ -22,7 +22,7 @@ from .encode import Text
 from .remote import localised
 from .workers import in_processes, n_cores
 
-# ---------------------------------------------------------------- held out
+# ---------------------------------------------------------------- held-out documents
 # Validation documents that occur in no source's training documents, and counts of duplicates.
 #
 # In a mixture the text of a document decides its split, not its name: the same text then has the same split in every

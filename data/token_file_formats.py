@@ -149,7 +149,7 @@ def read_numpy(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
     return [TokenFile(key, path, known_dtype(path, dtype.name, token_dtype), n_tokens, offset)]
 
 
-# ---------------------------------------------------------------- llm c
+# ---------------------------------------------------------------- llm.c
 # llm.c's ``.bin``: a header of 256 int32 (magic, version, number of tokens), then the tokens.
 #
 # `dev/data/data_common.py` of karpathy/llm.c writes two kinds: GPT-2 (uint16) and Llama 3 (uint32). The count is an
@@ -189,7 +189,7 @@ def read_llm_c(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
     return [TokenFile(key, path, stored, n_tokens, _HEADER_BYTES)]
 
 
-# ---------------------------------------------------------------- megatron-LM's indexed datasets
+# ---------------------------------------------------------------- Megatron-LM's indexed datasets
 # ``NAME.bin`` with the tokens, ``NAME.idx`` with sequences and documents.
 #
 # Layout of the index (`megatron/core/datasets/indexed_dataset.py`, little-endian): the 9 bytes ``MMIDIDX\0\0``,
@@ -386,7 +386,7 @@ def _item_ends(path: Path, n_items: int, itemsize: int, n_tokens: int) -> np.nda
     return ends
 
 
-# ---------------------------------------------------------------- table
+# ---------------------------------------------------------------- the table of formats
 # Table of the formats of token files, and the detection of a path's format.
 
 

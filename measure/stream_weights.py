@@ -20,7 +20,7 @@ from ..models.tensor_shards import full_tensor
 from .foreign import ForeignModel
 from .foreign.observed_pass import first_of
 
-# ---------------------------------------------------------------- norms before
+# ---------------------------------------------------------------- gains of the norms before the maps
 # Gains of the norms through which the maps of a model of ``transformers`` read its residual stream.
 #
 # The norm before a map is found in a pass: it is the one whose output the map receives. So families need no table.
@@ -77,7 +77,7 @@ def _gain(norm: nn.Module, width: int) -> Tensor:
     return gain_11D.flatten().float()
 
 
-# ---------------------------------------------------------------- stream reading
+# ---------------------------------------------------------------- weights that face the residual stream
 # Weights of a model that face its residual stream, read for the null ``matched`` (definitions §10).
 #
 # A decoder's weights are read by name, a block at a time, so that a model larger than memory can be read too.

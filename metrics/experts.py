@@ -57,7 +57,7 @@ class ExpertShares(AdditiveMetric):
         }
 
 
-# ---------------------------------------------------------------- unit counts
+# ---------------------------------------------------------------- hidden units of experts
 # Hidden units of a mixture's experts, counted for each of them: super neurons and dead units (definitions §7).
 
 

@@ -347,7 +347,7 @@ class Quantity:
         return found
 
 
-# ---------------------------------------------------------------- unlisted
+# ---------------------------------------------------------------- quantities that no table lists
 # A quantity that appears in no table unless it asks to, and the conditions that declarations name for a quantity.
 
 unlisted = partial(Quantity, over_training=None, by_block=None)

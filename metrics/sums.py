@@ -99,7 +99,7 @@ def largest_over_ranks(x: Tensor, group: Any = None) -> Tensor:
     return largest
 
 
-# ---------------------------------------------------------------- sizes
+# ---------------------------------------------------------------- sizes along an axis
 # Largest and total |x| along an axis, and norms of few channels. On a GPU these are norms, which read x once and keep
 # no copy; on the CPU norms are several times slower than the explicit forms here.
 

@@ -101,7 +101,7 @@ def attach_prefix(model: Decoder, adapter: AdapterConfig) -> None:
         cast(Attention, block.attn).adapter_keys = PrefixKeys(adapter, model.config)
 
 
-# ---------------------------------------------------------------- prefix plus
+# ---------------------------------------------------------------- Prefix-Tuning+
 # Prefix-Tuning+: the effect of a prefix on a query, outside of the softmax (arXiv 2506.13674, definitions §12).
 #
 # Legend: B sequences, H query heads, T positions, K head width.

@@ -186,7 +186,7 @@ def owner_of(trial: Trial) -> Owner | None:
     return None if owner is None or is_stale(lock, owner) else owner
 
 
-# ---------------------------------------------------------------- tries
+# ---------------------------------------------------------------- starts that failed
 # Failed starts of a trial, kept beside its folder and reported in the table, for any process that made them.
 
 #: Exit status of a wrong request, which another try would not mend.

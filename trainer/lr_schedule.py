@@ -41,7 +41,7 @@ class LearningRate:
         return (step + 1) / self.warmup_steps
 
 
-# ---------------------------------------------------------------- continued rate
+# ---------------------------------------------------------------- the rate of a continued run
 # Default learning rate of a run that continues from another model.
 
 #: The least that is taken, over the source's peak. A higher rate adapts faster and forgets more (arXiv 2308.04014).

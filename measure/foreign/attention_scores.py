@@ -18,7 +18,7 @@ from ...models.attention.scores import ExtraKey, Scores
 from ...models.config import ModelConfig
 from ...models.linear_cross_entropy import soft_capped
 
-# ---------------------------------------------------------------- own forwards
+# ---------------------------------------------------------------- attentions beside the attention interface
 # Attentions of ``transformers`` that do not run through its attention interface, as functions that do.
 #
 # Each replaces a method of one attention module during an observed pass, and passes queries, keys and values to
@@ -127,7 +127,7 @@ OWN_FORWARDS: Mapping[str, OwnForward] = {
 }
 
 
-# ---------------------------------------------------------------- their scores
+# ---------------------------------------------------------------- scores and masks
 # Scores and masks of attentions of ``transformers``, and the softmax of them.
 #
 # Legend: B sequences, H query heads, G key/value heads, T queries, S keys, K head width.

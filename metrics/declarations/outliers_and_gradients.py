@@ -83,7 +83,7 @@ ACTIVATION_OUTLIERS = (
 )
 
 
-# ---------------------------------------------------------------- of gradients
+# ---------------------------------------------------------------- norms of the loss gradient
 # Norms of the loss gradient, in snapshots that hold them (definitions §16).
 
 _ASKED = "`snapshot.gradients` asks for it"

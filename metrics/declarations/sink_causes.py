@@ -263,7 +263,7 @@ LOCK = (
 )
 
 
-# ---------------------------------------------------------------- of experts
+# ---------------------------------------------------------------- experts of a mixture
 # Routing of the first position by a mixture of experts (definitions §7).
 
 _HAS_EXPERTS = "blocks have experts"

@@ -157,7 +157,7 @@ DOCUMENT_SINKS = (
 )
 
 
-# ---------------------------------------------------------------- of anatomy
+# ---------------------------------------------------------------- heads and single sequences
 # Anatomy of a sink, in heads and in single sequences (definitions §13).
 
 _sink = partial(unlisted, section="sink")

@@ -49,7 +49,7 @@ EVALUATION = (
 """Quantities of ``eval/…``."""
 
 
-# ---------------------------------------------------------------- of training
+# ---------------------------------------------------------------- the training log
 # Quantities of the training log beside the scalars of snapshots.
 
 _loss = partial(unlisted, unit="nats per token", section="loss")

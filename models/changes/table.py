@@ -101,7 +101,7 @@ class Pruning(Change):
         return pruned
 
 
-# ---------------------------------------------------------------- table
+# ---------------------------------------------------------------- the table of changes
 # Table of all changes by name, and the reader of a change from a file.
 
 Kind = TypeVar("Kind")

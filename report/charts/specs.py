@@ -267,7 +267,7 @@ class PageRun:
         return found | ({"tokens": tokens} if tokens else {})
 
 
-# ---------------------------------------------------------------- from numbers
+# ---------------------------------------------------------------- panels from the numbers of a picture
 # Live panels of every picture of the causal chain, from the same numbers as its CSV file.
 
 _ALONG = ("position", "rank", "epsilon", "index", "step", "layer")

@@ -68,7 +68,7 @@ def held_out_tokens(source: ModelSource, n_sequences: int, n_tokens: int, path: 
     return data_of_run(source.name, run, n_tokens).text_probe(n_sequences, n_tokens)
 
 
-# ---------------------------------------------------------------- written by transformers
+# ---------------------------------------------------------------- text that a model of transformers writes
 # Text generation by a model of ``transformers``, a token at a time, with the decoder's way of drawing.
 
 

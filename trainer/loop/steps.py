@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ...models.tensor_shards import shard_of
 
-# ---------------------------------------------------------------- step guard
+# ---------------------------------------------------------------- steps that are skipped
 # Optimizer steps that change nothing if their gradient is not finite, without a wait for the device.
 #
 # Weights, the optimizer's moments and step counts, and buffers that the forward pass moved must stay unchanged.
@@ -91,7 +91,7 @@ class StepGuard:
         self._before, self._buffers, self._skip = [], [], None
 
 
-# ---------------------------------------------------------------- step watch
+# ---------------------------------------------------------------- loss and gradient norm of every step
 # Loss and gradient norm of every step, which stay on the device until they are read.
 
 #: So many steps may wait to be read: each keeps two small tensors on the device.

@@ -52,7 +52,7 @@ class MomentumOptimizer(Optimizer):
         return loss
 
 
-# ---------------------------------------------------------------- lion
+# ---------------------------------------------------------------- Lion
 # The sign of an interpolated momentum (arXiv 2302.06675).
 
 
@@ -87,7 +87,7 @@ class Lion(MomentumOptimizer):
         momentum.lerp_(gradient, 1 - beta2)
 
 
-# ---------------------------------------------------------------- muon
+# ---------------------------------------------------------------- Muon
 # Momentum whose matrices are nearly orthogonalised before each update (kellerjordan.github.io/posts/muon).
 #
 # Torch's version (``torch.optim.Muon``, since 2.9) iterates in bfloat16 on every device, and on a sharded matrix
@@ -169,7 +169,7 @@ class Muon(MomentumOptimizer):
         parameter.add_(_sharded_like(update, parameter), alpha=-group["lr"] * scale(*parameter.shape))
 
 
-# ---------------------------------------------------------------- by role
+# ---------------------------------------------------------------- one optimizer for matrices, AdamW for the rest
 # One optimizer for matrices and AdamW for the rest, combined into one optimizer for stepping, saving and scheduling.
 
 

@@ -86,7 +86,7 @@ def load_operator(builder: Any) -> None:
             builder.load(verbose=False)
 
 
-# ---------------------------------------------------------------- zero optimizer state
+# ---------------------------------------------------------------- state of the optimizer
 # Optimizer state inside a DeepSpeed engine, as shards of parameters, for saving to and loading from a checkpoint.
 #
 # ZeRO keeps one flat tensor per group of parameters and process. DeepSpeed decides the place of each parameter's
