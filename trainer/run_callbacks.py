@@ -50,7 +50,10 @@ def _probes(config: RunConfig, data: PreparedData, say: Callable[[str], object])
         if name == "random":
             found[name] = random_probe(config.model.vocab_size, n, length, snapshot.probe_seed)
         elif snapshot.probes is not None:
-            found[name] = data.text_probe(n, length)
+            try:
+                found[name] = data.text_probe(n, length)
+            except UsageError as error:
+                raise UsageError(f"snapshot.n_sequences, {error}") from None
         else:
             try:
                 found[name] = data.text_probe(n, length, _FEWEST)

@@ -281,7 +281,9 @@ def test_a_small_corpus_shrinks_the_vocabulary_and_the_run_records_it(small_corp
 
 def test_a_text_probe_that_the_corpus_cannot_give_is_refused_before_the_birth(small_corpus, tmp_path):
     short = {"trainer.max_steps": 1, "snapshot.probes": ["random", "text"]}
-    with pytest.raises(UsageError, match=r"raise data\.val_fraction, or ask for fewer"):
+    with pytest.raises(
+        UsageError, match=r"^snapshot\.n_sequences, text probe: 4096 .*raise data\.val_fraction, or ask for fewer"
+    ):
         run(small_corpus(short | {"snapshot.n_sequences": 4096}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert run(small_corpus(short | {"snapshot.n_sequences": 2}), tmp_path / "run").checkpoint(1).is_dir()
