@@ -33,6 +33,12 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "must have moved as much to count as changed.",
         "chosen: well above the noise of a validation loss over a hundred sequences",
     ),
+    "learned_triggers": Threshold(
+        0.1,
+        "Share of the loss on triggers at birth up to which an arm counts as having learned the backcopy task.",
+        "chosen: arms that learn it end at .001 to .012 of it, those that do not at .2 and more "
+        "(docs/results/sinks.md)",
+    ),
     "contraction": Threshold(
         0.05,
         "Mean cosine between outputs for different inputs (`inter`), from which the newborn model counts as having a "

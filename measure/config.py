@@ -15,6 +15,8 @@ OnError = Literal["skip", "raise"]
 #: Sequences of held-out text that a run measures by default: the sinks of text, for an eighth of what random tokens
 #: cost.
 TEXT_SEQUENCES = 32
+#: Sequences of a probe without which there is no variance.
+FEWEST_SEQUENCES = 2
 #: Sequences of one forward pass where nothing else is asked for; on a CPU, whose caches hold little, the best.
 BATCH_SIZE = 64
 #: Births of other seeds as a control: no more are needed, and each costs a pass.

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from .sums import AdditiveMetric
 
+#: Sequences whose choices are looked at together: 8 bytes for every token of the vocabulary each.
+_TOGETHER = 64
+
 
 class PreferenceResult(NamedTuple):
     """Float64 ``[V]``."""
@@ -41,8 +44,9 @@ class TokenPreference(AdditiveMetric):
         wide_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
         self.prob_sum += wide_BV.softmax(-1).sum(0, dtype=torch.float64)
         # Nothing depends on how many are tied: to ask would make the caller wait for the device.
-        is_chosen_BV = (logits_BV == logits_BV.amax(-1, keepdim=True)).double()
-        self.argmax_count += torch.mv(is_chosen_BV.T, is_chosen_BV.sum(-1).reciprocal_())
+        for some_BV in logits_BV.split(_TOGETHER):
+            is_chosen_BV = (some_BV == some_BV.amax(-1, keepdim=True)).double()
+            self.argmax_count += torch.mv(is_chosen_BV.T, is_chosen_BV.sum(-1).reciprocal_())
         self.n_sequences += len(logits_BV)
 
     def compute(self) -> PreferenceResult:

@@ -14,7 +14,8 @@ from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
 from ..callbacks.checkpoint import Checkpoint, CheckpointFirst
-from ..callbacks.evaluation import Evaluation, FingerprintSnapshot
+from ..callbacks.evaluation import Evaluation
+from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import CsvLogger, JsonLinesLogger, tensorboard_logger
 from ..callbacks.milestones import MilestoneCallback, never
 from ..callbacks.progress import RunProgress
@@ -26,6 +27,7 @@ from ..data.prepare import PreparedData
 from ..data.probes import random_probe
 from ..errors import UsageError
 from ..evaluation.evaluator import Evaluator
+from ..measure.config import FEWEST_SEQUENCES
 from ..measure.ranks import from_rank_zero, rank, world_size
 from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir
@@ -38,9 +40,6 @@ from .processes.launched_process import LaunchedProcess
 from .provenance import code, environment
 from .run_folder import RunStart
 from .throughput import flops_per_token, peak_flops, peak_memory, synchronize
-
-#: Sequences of a probe without which there is no variance.
-_FEWEST = 2
 
 
 def _probes(config: RunConfig, data: PreparedData, say: Callable[[str], object]) -> dict[str, np.ndarray]:
@@ -56,7 +55,7 @@ def _probes(config: RunConfig, data: PreparedData, say: Callable[[str], object])
                 raise UsageError(f"snapshot.n_sequences, {error}") from None
         else:
             try:
-                found[name] = data.text_probe(n, length, _FEWEST)
+                found[name] = data.text_probe(n, length, FEWEST_SEQUENCES)
             except UsageError as error:
                 say(f"snapshots measure random tokens alone, not text: {error}")
             else:

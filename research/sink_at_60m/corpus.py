@@ -4,9 +4,8 @@
     python research/sink_at_60m/corpus.py unpack FOLDER OUT                 # where it is trained on
 
 ``TEXTS`` is any folder of ``.txt``, ``.rst``, ``.html`` and ``.pod`` files, also in ``.gz``. The study read the RFCs
-and manuals of Debian 12: the packages doc-rfc-*, linux-doc-6.1, python3.11-doc, postgresql-doc-15, perl-doc, git-doc,
-vim-doc, dict-gcide and bible-kjv-text, unpacked with ``dpkg -x``. Documents are shuffled, so that any number of tokens
-is a sample of all.
+and manuals of Debian 12: the packages doc-rfc-*, linux-doc-6.1, python3.11-doc, postgresql-doc-15, perl-doc, git-doc
+and vim-doc, unpacked with ``dpkg -x``. Documents are shuffled, so that any number of tokens is a sample of all.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ def documents(folder: Path) -> list[str]:
 
 def tokens_of(texts: list[str], tokenizer: TextTokenizer, n_tokens: int) -> np.ndarray:
     """Encode documents until there are ``n_tokens``: uint16, each document with its end-of-text token behind it."""
-
     end = tokenizer.end_of_text
     assert end is not None
 

@@ -24,7 +24,7 @@ from ...report.text import MISSING, format_value, markdown_table
 from ..trial_lock import told
 from ..trials import Trial
 from .figure import Family, families
-from .results import TRIGGERS, ArmResult, Spread, spread, task_loss
+from .results import ArmResult, Spread, spread, task_loss
 from .trials import ArmStudy
 
 _COLUMNS = {
@@ -226,7 +226,7 @@ def outcome(study: ArmStudy, results: Sequence[ArmResult]) -> list[str]:
     first = next(iter(study.arms))
     name = task_loss(results)
     if any(r.learned(name) is False for r in known if r.arm == first):
-        return [*_nothing_learned(known, sink, none, first, name), _rests_on(known)]
+        return [*_nothing_learned(known, (sink, none, between), first, name), _rests_on(known)]
     learned, worse, unknown = _by_loss(none, results, first)
     within = f"within {in_prose(threshold('learned'), 2)} nats of the loss of {first}"
     parts = [
@@ -241,7 +241,7 @@ def outcome(study: ArmStudy, results: Sequence[ArmResult]) -> list[str]:
 
 
 def _nothing_learned(
-    known: Sequence[ArmResult], sink: Sequence[ArmResult], none: Sequence[ArmResult], first: str, name: str
+    known: Sequence[ArmResult], by_sink: tuple[list[ArmResult], list[ArmResult], list[ArmResult]], first: str, name: str
 ) -> list[str]:
     """Say that the arm with which others are compared has not learned: no arm can be said to learn as well as it."""
     reference = next(r for r in known if r.arm == first)
@@ -252,10 +252,11 @@ def _nothing_learned(
         f"{first} has not learned: its {loss} is {in_prose(end.mean, 2)} nats{beside}. This is a first look: nothing "
         "can be said yet of arms that learn without a sink."
     ]
+    sink, none, between = by_sink
     parts = (
         ("With a sink in every seed", sink),
         ("Without a sink so far", none),
-        ("In between, or not the same in every seed", [r for r in known if r not in sink and r not in none]),
+        ("In between, or not the same in every seed", between),
         ("Learned", [r for r in known if r.learned(name)]),
     )
     return told + [f"{words}: {', '.join(r.arm for r in arms)}." for words, arms in parts if arms]
@@ -264,7 +265,7 @@ def _nothing_learned(
 def _about_learning(results: Sequence[ArmResult]) -> str:
     """Explain when an arm counts as having learned."""
     if task_loss(results) == "trigger_loss":
-        return f"An arm has learned if its trigger loss is at most {TRIGGERS:g} of that at birth. "
+        return f"An arm has learned if its trigger loss is at most {threshold('learned_triggers'):g} of that at birth. "
     return (
         f"An arm has learned if its validation loss is {in_prose(threshold('learned'), 2)} nats below the entropy of "
         "token frequencies. "

@@ -34,11 +34,6 @@ AT_BIRTH = ("trigger_loss", "val_loss")
 """Figures that are kept at birth too, as ``FIGURE_birth``."""
 
 
-TRIGGERS = 0.1
-"""Largest loss on triggers over that at birth of an arm that has learned. In docs/results/sinks.md arms that learn end
-at .001 to .012 of it, those that do not at .2 and more.
-"""
-
 ARRAYS = ("variance_discrepancy", "variance_discrepancy_out")
 """Arrays ``[L]`` of the random probe, at birth and at the end. (Where every sequence starts with one BOS, the variance
 at position 0 is 0.)"""
@@ -93,13 +88,13 @@ class ArmResult:
     def learned(self, loss: str) -> bool | None:
         """True if every seed has learned by its ``trigger_loss`` or ``val_loss``; None if that is unknown.
 
-        A loss on triggers must have fallen to a tenth of that at birth. A validation loss must be below the entropy of
+        A loss on triggers must be a small share of that at birth. A validation loss must be below the entropy of
         token frequencies, or where that is unknown below that of birth, by the threshold of a single run.
         """
         none = spread([])
         end, birth = self.figures[loss], self.figures.get(f"{loss}_birth", none)
         if loss == "trigger_loss":
-            return None if not (end.n and birth.n) else end.max <= TRIGGERS * birth.mean
+            return None if not (end.n and birth.n) else end.max <= threshold("learned_triggers") * birth.mean
         unigram = self.figures.get("unigram_entropy", none)
         reference = unigram if unigram.n else birth
         return None if not (end.n and reference.n) else end.max <= reference.mean - threshold("learned")
@@ -198,8 +193,9 @@ def _own_labels(ends: Sequence[Snapshot]) -> dict[str, str]:
     """Return the scalars that metrics of the user declared in snapshots, with their labels; on text under ``text_``."""
     found = {}
     for end in ends:
+        quantities = end.quantities
         for name in (declared["name"] for declared in end.summary.get("quantities", [])):
-            quantity = end.quantities[name]
+            quantity = quantities[name]
             for key, group, where in ((name, "bias", ""), (f"text_{name}", "bias_text", ", text")):
                 if name in end.summary.get(group, {}):
                     found[key] = f"{quantity.label}{where}"

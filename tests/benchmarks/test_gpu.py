@@ -176,6 +176,12 @@ def test_the_study_trains_its_arms_and_goes_on_after_a_deadline(gpu, tmp_path, m
     assert same == milestones
 
 
+def test_an_arm_that_is_none_is_refused_before_any_run(gpu):
+    setting = gpu("gpu_run.case").Setting("cpu", True, math.inf, ("plain", "headnrom"))
+    with pytest.raises(ValueError, match=r"'headnrom'.*headnorm"):
+        gpu("gpu_run.parts.study").cases(setting)
+
+
 def test_what_does_not_end_at_the_deadline_is_killed(gpu, monkeypatch):
     study = gpu("gpu_run.parts.study")
     monkeypatch.setattr(study, "_ENDING", 0.1)

@@ -17,7 +17,7 @@ import torch
 from ...data.probes import bos_controls, passage_probe, random_probe, text_ids
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
-from ...measure.config import TEXT_SEQUENCES, SnapshotConfig
+from ...measure.config import FEWEST_SEQUENCES, SnapshotConfig
 from ...measure.foreign import ForeignModel
 from ...measure.gradients import measure_gradients, with_gradients
 from ...measure.measurement import BirthReference, Measurement, birth_reference, measure
@@ -176,9 +176,9 @@ def text_of_run(loaded: LoadedModel, settings: SnapshotConfig, tell: Callable[[s
     """
     if loaded.run is None or not read_config(RunDir(loaded.run).config).data.reads_text:
         return None
-    n = min(TEXT_SEQUENCES, settings.n_sequences)
+    n = settings.sequences(reads_text=True)["text"]
     try:
-        return text_for(loaded, replace(settings, n_sequences=n), None, fewest=2)
+        return text_for(loaded, replace(settings, n_sequences=n), None, FEWEST_SEQUENCES)
     except UsageError as error:
         tell(f"random tokens alone, not text: {error}")
         return None

@@ -5,7 +5,6 @@ Runs lie in ``build/gpu-study``. A signal ends them in time, with a checkpoint, 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -86,7 +85,7 @@ def _side_by_side(arms: tuple[str, ...], home: Path, setting: Setting) -> Iterat
             yield row | {"status": FAILED, "note": note}
             continue
         run = RunDir(home / arm)
-        birth = json.loads(run.birth.read_text())
+        birth = run.read_birth()
         logged = [entry for entry in metrics_by_step(run).values() if "train/tokens" in entry]
         last: Mapping[str, float] = logged[-1] if logged else {}
         yield row | {
@@ -118,6 +117,11 @@ def _wait(processes: Mapping[str, subprocess.Popen[bytes]], deadline: float) -> 
 def cases(setting: Setting) -> list[Case]:
     """Return one case with all requested arms at once: the device has no gaps then, and the start of a run is paid for
     once.
+
+    Raises:
+        ValueError: an arm that is none.
     """
+    if unknown := [arm for arm in setting.arms if arm not in ARMS]:
+        raise ValueError(f"--arms has {unknown[0]!r}: give some of {', '.join(ARMS)}")
     home = HOME.with_name("gpu-study-rehearsal") if setting.tiny else HOME
     return [Case("side by side: " + ", ".join(setting.arms), partial(_side_by_side, setting.arms, home), 120)]
