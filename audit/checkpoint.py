@@ -246,13 +246,17 @@ def _open_ours(folder: Path) -> FileWeights:
         ours = name.removeprefix(_MODEL)
         weights.entries[ours] = Entry(NAMES[stored.dtype], stored.shape)
         weights.parts[ours] = []
-        for file, first, n in stored.pieces:
+        for file, runs in stored.pieces:
             if file not in headers:
                 headers[file] = read_header(folder / file)
             entries, begins = headers[file]
-            if name not in entries or entries[name].numel != n:
-                raise RunError(f"{folder / file}: has no {name} of {n} values")
-            weights.parts[ours].append(Part(folder / file, begins[name], first, n))
+            if name not in entries or entries[name].numel != runs.n:
+                raise RunError(f"{folder / file}: has no {name} of {runs.n} values")
+            size = runs.run * stored.dtype.itemsize
+            weights.parts[ours] += [
+                Part(folder / file, begins[name] + i * size, runs.start + i * runs.stride, runs.run)
+                for i in range(runs.n // runs.run)
+            ]
     return weights
 
 

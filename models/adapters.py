@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import cast
 
 import torch
@@ -14,7 +15,7 @@ from .adapter_config import AdapterConfig
 from .attention.attention import Attention
 from .attention.correlation import estimated_correlations
 from .attention.scores import ExtraKey, Scores, learned_keys
-from .birth import digest_of, draw
+from .birth import digest_of, draw_tensor
 from .config import InitConfig, ModelConfig
 from .decoder import Decoder
 from .init import Constant, Distribution, Linear, Normal, ParameterRole, birth_plan
@@ -198,8 +199,7 @@ def initialize_adapter(model: Decoder, init: InitConfig, init_seed: int) -> None
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             shard = shard_of(parameter)
-            drawn = draw(init_seed, name, shard.numel, plan[name], shard.start, shard.stop)
-            shard.local.copy_(torch.from_numpy(drawn))
+            shard.fill(partial(draw_tensor, init_seed, name, shard.numel, plan[name]), at_once=plan[name].whole)
 
 
 def base_digest(model: nn.Module) -> str:

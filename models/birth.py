@@ -85,6 +85,13 @@ def draw(
     return distribution.finish(out)[start - first : stop - first]
 
 
+def draw_tensor(
+    init_seed: int, name: str, n_elements: int, distribution: Distribution, start: int, stop: int
+) -> Tensor:
+    """Draw elements as :func:`draw` does, float32 ``[stop − start]``, on the CPU."""
+    return torch.from_numpy(draw(init_seed, name, n_elements, distribution, start, stop))
+
+
 @torch.no_grad()
 def initialize_parameters(model: nn.Module, config: ModelConfig, init_seed: int) -> None:
     """Overwrite every parameter of ``model`` with its initial value under ``init_seed``, on its device.
@@ -94,7 +101,7 @@ def initialize_parameters(model: nn.Module, config: ModelConfig, init_seed: int)
     plan = birth_plan(model, config.init)
     for name, parameter in model.named_parameters():
         shard = shard_of(parameter)
-        shard.local.copy_(torch.from_numpy(draw(init_seed, name, shard.numel, plan[name], shard.start, shard.stop)))
+        shard.fill(partial(draw_tensor, init_seed, name, shard.numel, plan[name]), at_once=plan[name].whole)
 
 
 def empty_decoder(

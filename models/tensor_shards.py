@@ -1,16 +1,16 @@
-"""The shard of a tensor that a process holds: a range of its elements, flattened in C order.
+"""The shard of a tensor that a process holds: evenly spaced runs of its elements, flattened in C order.
 
-FSDP2 shards a parameter along its first axis, DeepSpeed's ZeRO 3 its flattened elements: both are ranges. Only this
-module deals with these layouts.
+FSDP2 shards a parameter along its first axis, DeepSpeed's ZeRO 3 its flattened elements: both are ranges, one run each.
+A matrix that is sharded along its columns has a run in every row. Only this module deals with these layouts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,62 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
+class Runs(NamedTuple):
+    """Elements of a flattened tensor in runs of one length, the first elements of which are ``stride`` apart."""
+
+    start: int
+    n: int
+    """Number of elements of all runs."""
+    run: int
+    stride: int
+
+    @classmethod
+    def of_range(cls, start: int, n: int) -> Runs:
+        """Build one run."""
+        return cls(start, n, max(n, 1), max(n, 1))
+
+    @property
+    def stop(self) -> int:
+        """Index one past the last element."""
+        return self.start + (self.n // self.run - 1) * self.stride + self.run if self.n else self.start
+
+    @property
+    def is_range(self) -> bool:
+        """True if there is one run at most."""
+        return self.n <= self.run
+
+    def overlaps(self, start: int, stop: int) -> Iterator[Runs]:
+        """Yield the parts that lie in a range: the runs that its ends may cut, and those between them."""
+        n_runs = self.n // self.run
+        first = min(max(0, (start - self.start) // self.stride), n_runs)
+        last = max(min(n_runs, -((self.start - stop) // self.stride)), first)
+        for a, b in ((first, min(first + 1, last)), (first + 1, last - 1), (max(first + 1, last - 1), last)):
+            begin = self.start + a * self.stride
+            if b - a > 1:
+                yield Runs(begin, (b - a) * self.run, self.run, self.stride)
+            elif b > a and max(start, begin) < min(stop, begin + self.run):
+                yield Runs.of_range(max(start, begin), min(stop, begin + self.run) - max(start, begin))
+
+    def index_of(self, element: int) -> int:
+        """Return the place of an element among those of all runs."""
+        number, within = divmod(element - self.start, self.stride)
+        return number * self.run + within
+
+    def within(self, flat: Tensor, first: int = 0) -> Tensor:
+        """Return the view ``[runs, run]`` of these elements in a flattened tensor that begins with element
+        ``first``.
+        """
+        offset = flat.storage_offset() + self.start - first
+        return flat.as_strided((self.n // self.run, self.run), (self.stride, 1), offset)
+
+
+#: Elements that are read at a time for a shard of several runs.
+_READ = 1 << 24
+
+
 @dataclass(frozen=True)
 class TensorShard:
-    """Elements ``start … start + local.numel()`` of a tensor."""
+    """Some elements of a tensor: from ``start`` on, in one run unless ``runs`` says otherwise."""
 
     local: Tensor
     """One-dimensional elements of the shard; a view of a parameter, so that writes reach the parameter."""
@@ -29,17 +82,44 @@ class TensorShard:
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     replica: int = 0
-    """Number, from 0, of this process among those that hold the same range."""
+    """Number, from 0, of this process among those that hold the same elements."""
+    spacing: tuple[int, int] | None = None
+    """Length of a run, and distance between the beginnings of two; None: all elements are one run."""
+
+    @property
+    def runs(self) -> Runs:
+        """Places of the elements in the flattened tensor."""
+        n = self.local.numel()
+        return Runs.of_range(self.start, n) if self.spacing is None else Runs(self.start, n, *self.spacing)
 
     @property
     def stop(self) -> int:
         """Index one past the last element."""
-        return self.start + self.local.numel()
+        return self.runs.stop
 
     @property
     def numel(self) -> int:
         """Number of elements of the whole tensor."""
         return math.prod(self.shape)
+
+    @torch.no_grad()
+    def fill(self, read: Callable[[int, int], Tensor], *, at_once: bool = False) -> None:
+        """Overwrite the shard.
+
+        Args:
+            read: function from a range of the flattened tensor, first and one past the last, to its elements.
+            at_once: call it once: every range costs as much as the whole. By default it reads a few million elements
+                at a time, if the shard has several runs.
+        """
+        runs = self.runs
+        if runs.is_range:
+            if runs.n:
+                self.local.copy_(read(runs.start, runs.stop))
+            return
+        size = runs.n if at_once else max(1, _READ // runs.stride)
+        for i, rows in enumerate(self.local.view(-1, runs.run).split(size)):
+            part = Runs(runs.start + i * size * runs.stride, rows.numel(), runs.run, runs.stride)
+            rows.copy_(part.within(read(part.start, part.stop), part.start))
 
 
 def full_shape(tensor: Tensor) -> tuple[int, ...]:
@@ -48,22 +128,34 @@ def full_shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _of_dtensor(tensor: DTensor) -> TensorShard:
-    local, mesh = tensor.to_local().detach(), tensor.device_mesh
-    row, n_rows, first, replica = math.prod(tensor.shape[1:]), tensor.shape[0] if tensor.ndim else 1, 0, 0
+    local, mesh, shape = tensor.to_local().detach(), tensor.device_mesh, tuple(tensor.shape)
+    first, sizes, replica = [0] * len(shape), [*shape], 0
     for axis, placement in enumerate(tensor.placements):
         n, mine = mesh.size(axis), mesh.get_local_rank(axis)
-        if placement == Shard(0):
+        if type(placement) is Shard:
             # As torch.chunk does it: all parts but the last ones are equally long.
-            length = -(-n_rows // n)
-            first += min(mine * length, n_rows)
-            n_rows = max(min(length, n_rows - mine * length), 0)
+            dim = placement.dim % len(shape)
+            length = -(-sizes[dim] // n)
+            first[dim] += min(mine * length, sizes[dim])
+            sizes[dim] = max(min(length, sizes[dim] - mine * length), 0)
         elif placement == Replicate():
             replica = replica * n + mine
         else:
-            raise NotImplementedError(f"with placement {placement} a rank holds no single range of elements")
-    assert local.numel() == n_rows * row, (tuple(local.shape), n_rows)
+            raise NotImplementedError(f"placement {placement}: a rank holds no evenly spaced elements")
+    assert tuple(local.shape) == tuple(sizes), (tuple(local.shape), sizes)
     flat = local.view(-1) if local.numel() else local.reshape(-1)
-    return TensorShard(flat, first * row, tuple(tensor.shape), replica)
+    cut = [dim for dim in range(len(shape)) if sizes[dim] != shape[dim]]
+    if not cut or not local.numel():
+        return TensorShard(flat, 0, shape, replica)
+    # The last axis that is sharded decides the runs, which begin at evenly spaced rows of the axes before it.
+    inner, last = math.prod(shape[cut[-1] + 1 :]), cut[-1]
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    start = sum(at * stride for at, stride in zip(first, strides, strict=True))
+    if math.prod(sizes[:last]) == 1:
+        return TensorShard(flat, start, shape, replica)
+    if len(cut) > 1 and math.prod(sizes[: cut[-2]]) != 1:
+        raise NotImplementedError(f"placements {tensor.placements} of {list(shape)}: runs are not evenly spaced")
+    return TensorShard(flat, start, shape, replica, (sizes[last] * inner, shape[last] * inner))
 
 
 def _of_zero3(tensor: Any) -> TensorShard:

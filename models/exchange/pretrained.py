@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -207,6 +207,10 @@ def read_pretrained(source: str | Path) -> Pretrained:
     )
 
 
+def _between(flat: Tensor, start: int, stop: int) -> Tensor:
+    return flat[start:stop]
+
+
 @torch.no_grad()
 def load_pretrained(
     source: str | Path | Pretrained,
@@ -229,8 +233,7 @@ def load_pretrained(
     model = empty_decoder(pretrained.config, device, shard, dtype)
     held = model.state_dict(keep_vars=True)
     for name, tensor in pretrained.tensors():
-        part = shard_of(held[name])
-        part.local.copy_(tensor.reshape(-1)[part.start : part.stop])
+        shard_of(held[name]).fill(partial(_between, tensor.reshape(-1)))
     return model
 
 

@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 
+from birthmark.audit.checkpoint import _open_ours
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
 from birthmark.models.tensor_shards import full_shape, full_tensor, shard_of
+from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder
 
 # Odd sizes: 7 rows over 2, 3 and 2 × 2 ranks, so that some hold a shorter shard or none.
 CONFIG = {
@@ -22,20 +24,39 @@ CONFIG = {
     "norm": "layernorm",
 }
 MESHES = {"2": [2], "3": [3], "2x2": [2, 2]}
+#: Placements of matrices by the axes of a mesh: along columns; along columns, then rows; replicas of columns.
+COLUMNS = {"1": [[2], [1]], "1 of 3": [[3], [1]], "1, 0": [[2, 2], [1, 0]], "replicas, 1": [[2, 2], [None, 1]]}
 
 SCRIPT = """
 import json, sys, torch, torch.distributed as dist
 from math import prod
+from pathlib import Path
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
 from birthmark.models.tensor_shards import full_tensor, shard_of
+from birthmark.trainer.checkpoints.stored_tensors import load_into, open_checkpoint
+from birthmark.trainer.checkpoints.writer import BackgroundWriter
 from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
 
-config, meshes = ModelConfig(**json.loads(sys.argv[1])), json.loads(sys.argv[2])
-found = {}
+config, meshes, columns = ModelConfig(**json.loads(sys.argv[1])), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+folder, found = Path(sys.argv[4]), {}
+
+
+def by_columns(mesh, axes):
+    def shard(model):
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                # Vectors have one axis.
+                placements = [Replicate() if a is None else Shard(min(a, parameter.ndim - 1)) for a in axes]
+                local = distribute_tensor(parameter.data, mesh, placements)
+                module.register_parameter(name, torch.nn.Parameter(local))
+    return shard
+
+
 with join_process_group(launched_process(), torch.device("cpu")):
     for mesh_name, sizes in meshes.items():
         # All ranks make the mesh; those outside it have nothing to do with it.
@@ -62,6 +83,29 @@ with join_process_group(launched_process(), torch.device("cpu")):
             assert torch.equal(seen, torch.ones(full.numel())), name
             weights[name] = full.tolist()
         found[mesh_name] = [digest(model), weights]
+    for name, (sizes, axes) in columns.items():
+        ranks = torch.arange(prod(sizes)).view(sizes)
+        mesh = DeviceMesh("cpu", ranks)
+        if prod(sizes) == 2:
+            # All ranks write checkpoints: of the mesh of two, there are two.
+            mesh = DeviceMesh("cpu", torch.arange(4).view(2, 2))
+            axes = [None, *axes]
+        if not mesh.get_coordinate():
+            continue
+        model = born(config, 4, shard=by_columns(mesh, axes))
+        found[name] = [digest(model), {name: p.full_tensor().tolist() for name, p in model.named_parameters()}]
+        if mesh.size() < 4:
+            continue
+        state = {"global_step": 1, "state_dict": {f"model.{n}": p for n, p in model.named_parameters()}}
+        BackgroundWriter().save(state, folder / name, shared=True)
+        # Shards of one kind are read from those of another.
+        for before in [path for path in folder.iterdir() if not path.name.startswith(".")]:
+            again = born(config, 5, shard=by_columns(mesh, axes))
+            stored = open_checkpoint(before).tensors
+            for name, p in again.named_parameters():
+                load_into(p, stored[f"state_dict/model.{name}"])
+            assert digest(again) == digest(model), before
+        dist.barrier()
     if dist.get_rank() == 0:
         print(json.dumps(found))
 """
@@ -70,17 +114,31 @@ with join_process_group(launched_process(), torch.device("cpu")):
 @pytest.fixture(scope="module")
 def sharded_births(launched, tmp_path_factory):
     """By mesh: digest and weights of a birth that was sharded before it was drawn. One launch for all."""
-    script = tmp_path_factory.mktemp("births") / "script.py"
-    script.write_text(SCRIPT)
-    return json.loads(launched(script, json.dumps(CONFIG), json.dumps(MESHES), n=4).splitlines()[-1])
+    folder = tmp_path_factory.mktemp("births")
+    (folder / "saved").mkdir()
+    (folder / "script.py").write_text(SCRIPT)
+    arguments = [*map(json.dumps, (CONFIG, MESHES, COLUMNS)), folder / "saved"]
+    return json.loads(launched(folder / "script.py", *arguments, n=4).splitlines()[-1]), folder / "saved"
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", [*MESHES, *COLUMNS])
 def test_a_sharded_birth_is_the_unsharded_one(mesh, sharded_births):
-    found, weights = sharded_births[mesh]
+    found, weights = sharded_births[0][mesh]
     model = born(ModelConfig(**CONFIG), 4)
     assert found == digest(model)
     assert weights == {name: parameter.tolist() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("saved", [name for name, (sizes, _) in COLUMNS.items() if sizes != [3]])
+def test_a_checkpoint_of_column_shards_is_read_whole_and_by_the_audit(saved, sharded_births):
+    folder, model = sharded_births[1] / saved, born(ModelConfig(**CONFIG), 4)
+    stored, files = CheckpointFolder(folder).tensors, _open_ours(folder)
+    for name, parameter in model.named_parameters():
+        tensor, flat = stored[f"state_dict/model.{name}"], parameter.detach().flatten()
+        assert torch.equal(tensor.whole(), parameter)
+        for start, stop in ((0, len(flat)), (1, len(flat) - 1), (3, 4), (len(flat) // 3, len(flat) // 2)):
+            assert torch.equal(tensor.read(start, stop), flat[start:stop])
+            assert torch.equal(files.read(name, start, stop), flat[start:stop])
 
 
 def test_a_process_holds_all_of_a_tensor_that_is_not_sharded():

@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
+import numpy as np
 from torch import Tensor
 
 from ...files import content_digest
-from ...models.tensor_shards import TensorShard, shard_of
+from ...models.tensor_shards import Runs, TensorShard, shard_of
 from ...schema import Count, SchemaError, Sha256, check, shown
 
 FORMAT = 2
@@ -33,11 +34,15 @@ def part_name(rank: int, world_size: int) -> str:
 
 
 class Piece(TypedDict):
-    """Range of elements of a flattened tensor that one file holds."""
+    """Elements of a flattened tensor that one file holds: a range, unless the last two say otherwise."""
 
     file: str
     start: Count
     n: Count
+    run: NotRequired[Count]
+    """Elements of each of several runs."""
+    stride: NotRequired[Count]
+    """Distance between the beginnings of two runs."""
 
 
 class TensorFacts(TypedDict):
@@ -138,13 +143,26 @@ def state_content(step: int, files: Mapping[str, str], tensors: Mapping[str, Any
     return {"format": FORMAT, "step": step, "sha256": content_digest(content)} | content
 
 
+def runs_of(piece: Mapping[str, Any]) -> Runs:
+    """Return the places of a piece's elements."""
+    plain = Runs.of_range(piece["start"], piece["n"])
+    return plain._replace(run=piece.get("run", plain.run), stride=piece.get("stride", plain.stride))
+
+
+def piece_of(runs: Runs) -> dict[str, int]:
+    """Return the entry of a piece, but for its file."""
+    facts = runs._asdict()
+    return {name: facts[name] for name in ("start", "n")} if runs.is_range else facts
+
+
 def _check_whole(name: str, shape: list[int], pieces: list[dict[str, Any]]) -> None:
-    at = 0
-    for piece in sorted(pieces, key=lambda piece: (piece["start"], piece["n"])):
-        if piece["start"] != at:
-            break
-        at += piece["n"]
-    if at != math.prod(shape):
+    found = [runs for piece in pieces if (runs := runs_of(piece)).n]
+    # The beginning and length of every run: a matrix that is sharded along its columns has one in each row.
+    starts = np.concatenate([[0], *(runs.start + runs.stride * np.arange(runs.n // runs.run) for runs in found)])
+    lengths = np.concatenate([[0], *(np.full(runs.n // runs.run, runs.run) for runs in found)])
+    order = np.lexsort((lengths, starts))
+    ends = lengths[order].cumsum()
+    if ends[-1] != math.prod(shape) or (starts[order][1:] != ends[:-1]).any():
         raise RuntimeError(f"checkpoint entry {name!r}: its pieces do not make up {shape}: {pieces}")
 
 
@@ -165,8 +183,8 @@ def tensor_index(known: Mapping[str, Mapping[str, Any]], parts: list[dict[str, A
     """
     pieces: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
     for part in parts:
-        for name, (start, n) in part["pieces"].items():
-            pieces[name].append({"file": part["file"], "start": start, "n": n})
+        for name, piece in part["pieces"].items():
+            pieces[name].append({"file": part["file"], **piece})
     for name, its in known.items():
         _check_whole(name, its["shape"], pieces[name])
     return {name: {**its, "pieces": pieces[name]} for name, its in known.items()}

@@ -18,10 +18,10 @@ from ...errors import RunError
 from ...files import check_file, content_digest, file_sha256, find_folder, one_line, path_below, read_json
 from ...measure.ranks import rank, world_size
 from ...measure.records import is_step, step_of
-from ...models.tensor_shards import TensorShard, shard_of
+from ...models.tensor_shards import Runs, TensorShard, shard_of
 from ...schema import SchemaError, check, checked, shown
 from ..processes.joint_failure import raise_on_every_rank
-from .state_file import FORMAT, MEND, STATE, STATES, TENSORS, from_json
+from .state_file import FORMAT, MEND, STATE, STATES, TENSORS, from_json, runs_of
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class StoredTensor:
     """Path in the checkpoint: ``state_dict/model.embedding.weight``."""
     shape: tuple[int, ...]
     dtype: torch.dtype
-    pieces: tuple[tuple[str, int, int], ...] = field(repr=False)
-    """(file, first element, elements)."""
+    pieces: tuple[tuple[str, Runs], ...] = field(repr=False)
+    """Files, and the elements that each holds."""
 
     def __str__(self) -> str:
         return f"{self.folder.path}: {self.name}"
@@ -46,16 +46,16 @@ class StoredTensor:
             RunError: a file is missing or damaged; the message names it.
         """
         found = [
-            (max(start, first), min(stop, first + n), first, self.folder.flat(file, self.name, n, self.dtype))
-            for file, first, n in self.pieces
-            if max(start, first) < min(stop, first + n)
+            (part, piece.index_of(part.start), self.folder.flat(file, self.name, piece.n, self.dtype))
+            for file, piece in self.pieces
+            for part in piece.overlaps(start, stop)
         ]
         # Nothing is allocated before the files are found to hold it. The source is a view of a mapped file: only copied
         # parts are read.
         into = torch.empty(stop - start, dtype=self.dtype)
-        for a, b, first, held in found:
-            into[a - start : b - start] = held[a - first : b - first]
-        if sum(b - a for a, b, *_ in found) != len(into):
+        for part, at, held in found:
+            part.within(into, start).copy_(held[at : at + part.n].view(-1, part.run))
+        if sum(part.n for part, *_ in found) != len(into):
             raise RunError(f"{self.folder.path / STATE}: damaged ({self.name} is not whole); {MEND}")
         return into
 
@@ -75,8 +75,7 @@ def load_into(target: Tensor | TensorShard, stored: StoredTensor) -> None:
             f"{stored}: its shape is {list(stored.shape)}, the model's {list(shard.shape)}; the run's config.yaml is "
             "another model's"
         )
-    if shard.start < shard.stop:
-        shard.local.copy_(stored.read(shard.start, shard.stop))
+    shard.fill(stored.read)
 
 
 class CheckpointFolder:
@@ -122,6 +121,10 @@ class CheckpointFolder:
         for name, facts in self._content.get("tensors", {}).items():
             if unknown := [piece["file"] for piece in facts["pieces"] if piece["file"] not in self.files]:
                 raise SchemaError(f"{shown(name)} is in {shown(unknown[0])}, which is not among files")
+            for piece in facts["pieces"]:
+                runs = runs_of(piece)
+                if runs.run < 1 or runs.n % runs.run or runs.stride < runs.run:
+                    raise SchemaError(f"a piece of {shown(name)} has {runs.n} elements in runs of {runs.run}")
             if sum(piece["n"] for piece in facts["pieces"]) != math.prod(facts["shape"]):
                 raise SchemaError(f"the pieces of {shown(name)} do not make up {facts['shape']}")
 
@@ -170,14 +173,16 @@ class CheckpointFolder:
                     name,
                     tuple(facts["shape"]),
                     getattr(torch, facts["dtype"]),
-                    tuple((piece["file"], piece["start"], piece["n"]) for piece in facts["pieces"]),
+                    tuple((piece["file"], runs_of(piece)) for piece in facts["pieces"]),
                 )
                 for name, facts in self._content["tensors"].items()
             }
         opened = self._open(TENSORS)
         whole = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         return {
-            name: StoredTensor(self, name, tuple(tensor.shape), tensor.dtype, ((TENSORS, 0, tensor.numel()),))
+            name: StoredTensor(
+                self, name, tuple(tensor.shape), tensor.dtype, ((TENSORS, Runs.of_range(0, tensor.numel())),)
+            )
             for name, tensor in whole.items()
         }
 

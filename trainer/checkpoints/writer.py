@@ -31,10 +31,10 @@ from torch import Tensor
 from ...errors import RunError
 from ...files import atomic_path, file_sha256, make_folder, put_in_place, read_json, save_tensors, write_json
 from ...measure.ranks import from_rank_zero, rank, world_size
-from ...models.tensor_shards import TensorShard
+from ...models.tensor_shards import Runs, TensorShard
 from ..processes.joint_failure import raise_on_every_rank
 from ..processes.process_group import TIMEOUT
-from .state_file import STATE, part_name, shape_and_dtype, state_content, tensor_index, to_json
+from .state_file import STATE, part_name, piece_of, shape_and_dtype, state_content, tensor_index, to_json
 
 # After a failure of the run: how long rank 0 still waits for the others' parts, which they had as long to write.
 _GRACE = timedelta(seconds=10)
@@ -76,8 +76,8 @@ class _Write:
     tree: Any
     facts: dict[str, dict[str, Any]]
     """Shape and type of every tensor."""
-    starts: dict[str, int]
-    """Start, in the flattened whole, of each part that this rank writes."""
+    places: dict[str, Runs]
+    """Elements of the flattened whole in each part that this rank writes."""
     copies: dict[str, Tensor]
     """Copies of these parts, on the CPU once ``copied`` has returned."""
     copied: Callable[[], None]
@@ -146,7 +146,7 @@ class _Write:
             except RunError as error:  # a device that takes no more; it names a hidden file
                 raise _unwritable(self.path, str(error).partition(": ")[2]) from error
             part["sha256"] = file_sha256(self.scratch / file)
-            part["pieces"] = {name: (self.starts[name], copy.numel()) for name, copy in self.copies.items()}
+            part["pieces"] = {name: piece_of(self.places[name]) for name in self.copies}
         if self.rank > 0:
             # The last thing that happens here: as soon as rank 0 sees it, the folder may have another name.
             unseen = self._note(self.rank).with_suffix(".unseen")
@@ -222,7 +222,7 @@ class BackgroundWriter:
             step=checkpoint["global_step"],
             tree=tree,
             facts={name: shape_and_dtype(piece) for name, piece in found.items()},
-            starts={name: piece.start for name, piece in mine.items()},
+            places={name: piece.runs for name, piece in mine.items()},
             copies=copies,
             copied=copied,
             rank=rank() if shared else 0,
