@@ -18,6 +18,11 @@ NETWORK = 50e9
 #: H100 SXM of 500 W, in model FLOPs (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md).
 EAGER, COMPILED = 0.34, 0.39
 
+#: Share of the sending between machines that no computing hides. The same page gives the speed of a GPU on 8 and on
+#: 128: what it loses is .36 (compiled) and .50 of the planned seconds between machines. Within a machine it is 0, since
+#: the shares of the peak, which are of one machine, have it.
+EXPOSED = 0.43
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -38,6 +43,8 @@ class Cluster:
     bandwidth: float | None = None
     """Bytes per second that a GPU sends: through its own port where there are several machines (by default
     :data:`NETWORK`), else over its link (by default that of its data sheet)."""
+    exposed: float = EXPOSED
+    """Share of the sending between machines that no computing hides."""
 
     def __post_init__(self) -> None:
         if self.gpu != "cpu" and self.gpu not in GPUS:
@@ -50,6 +57,8 @@ class Cluster:
         for name, share in (("usable", self.usable), ("mfu", self.mfu)):
             if share is not None and not 0 < share <= 1:
                 raise UsageError(f"--{name} {share}: give a share above 0 and at most 1")
+        if not 0 <= self.exposed <= 1:
+            raise UsageError(f"--exposed {self.exposed}: give a share from 0 to 1")
         if self.bandwidth is not None and not self.bandwidth > 0:
             raise UsageError(f"--bandwidth {self.bandwidth / 1e9:g}: give a positive number")
 
@@ -77,6 +86,10 @@ class Cluster:
         """
         return 0 if self.gpu == "cpu" else 2 * GPUS[self.gpu].workspace
 
+    def leaves_machine(self, ring: Ring) -> bool:
+        """Return True if a collective of these processes sends between machines."""
+        return (ring.size - 1) * ring.stride >= self.per_node
+
     def rate(self, ring: Ring) -> float | None:
         """Estimate the bytes per second that a process sends in a collective of these processes; None if unknown.
 
@@ -90,7 +103,7 @@ class Cluster:
             return self.bandwidth
         several = self.n_gpus > self.gpus_per_node
         link = GPUS[self.gpu].link if several or self.bandwidth is None else self.bandwidth
-        if (ring.size - 1) * ring.stride < self.per_node:
+        if not self.leaves_machine(ring):
             return link
         return min(link, max(1, self.per_node // ring.stride) * (self.bandwidth or NETWORK))
 
@@ -99,6 +112,10 @@ class Cluster:
         times = [(n_bytes, self.rate(ring)) for ring, n_bytes in messages.items()]
         known = [n_bytes / rate for n_bytes, rate in times if rate is not None]
         return sum(known) if len(known) == len(times) and (known or self.gpu != "cpu") else None
+
+    def seconds_between(self, messages: Mapping[Ring, float]) -> float:
+        """Estimate the seconds of these that are spent between machines; 0 where there is one, or no rate is known."""
+        return self.seconds({ring: n for ring, n in messages.items() if self.leaves_machine(ring)}) or 0.0
 
     def share_of_peak(self, compile: str) -> float:
         """Return the share of its peak at which a GPU runs."""

@@ -63,17 +63,21 @@ class Plan:
     step_seconds: float | None
     """Seconds of computing in a step; None if no peak is known."""
     sending_seconds: float | None
-    """Seconds of sending alone. The part that computing hides is unknown."""
+    """Seconds of sending alone."""
+    between_seconds: float
+    """Those of them between machines."""
+    whole_seconds: float | None
+    """Seconds of a step: computing and :attr:`Cluster.exposed` of the sending between machines, or all sending where
+    that takes longer; None if no peak is known."""
 
     @property
     def order(self) -> tuple[bool, float, float, float]:
         """Sort key of plans, the best first.
 
-        First those that leave a margin of memory; then the longer of computing and sending, as if the other were
-        hidden, or FLOPs where times are not known; then bytes sent; then the peak.
+        First those that leave a margin of memory; then the time of a step, or FLOPs where it is not known; then bytes
+        sent; then the peak.
         """
-        work = self.flops + self.flops_again
-        time = work if self.step_seconds is None else max(self.step_seconds, self.sending_seconds or 0.0)
+        time = self.flops + self.flops_again if self.whole_seconds is None else self.whole_seconds
         return not self.roomy, time, self.sent, self.peak
 
 
@@ -89,10 +93,10 @@ class Budget:
 
 
 def budget(plan: Plan, config: RunConfig, cluster: Cluster, tokens: float, price: float) -> Budget | None:
-    """Compute time and money for ``tokens``, if all sending is hidden; None if the time of a step is unknown."""
-    if plan.step_seconds is None:
+    """Compute time and money for ``tokens``; None if the time of a step is unknown."""
+    if plan.whole_seconds is None:
         return None
-    speed = config.trainer.global_batch_size * config.model.max_seq_len / plan.step_seconds
+    speed = config.trainer.global_batch_size * config.model.max_seq_len / plan.whole_seconds
     hours = tokens / speed / 3600
     return Budget(tokens, speed, hours / 24, hours * cluster.n_gpus, hours * cluster.n_gpus * price)
 
@@ -230,6 +234,9 @@ class Planner:
         peak, messages = float(held[highest].sum()), costs.sent(curve, sizes)
         (flops, again) = self._flops(trainer.activation_checkpointing)
         speed = cluster.speed(trainer.precision, trainer.compile)
+        computing = None if speed is None else (flops + again) / speed
+        sending, between = cluster.seconds(messages), cluster.seconds_between(messages)
+        whole = None if computing is None else max(computing + cluster.exposed * between, sending or 0.0)
         return Plan(
             strategy=trainer.strategy,
             activation_checkpointing=trainer.activation_checkpointing,
@@ -246,8 +253,10 @@ class Planner:
             estimated=costs.estimated,
             flops=flops,
             flops_again=again,
-            step_seconds=None if speed is None else (flops + again) / speed,
-            sending_seconds=cluster.seconds(messages),
+            step_seconds=computing,
+            sending_seconds=sending,
+            between_seconds=between,
+            whole_seconds=whole,
         )
 
     def alternatives(self) -> list[TrainerConfig]:

@@ -175,10 +175,16 @@ def print_work(
         lines.append(f"a step takes     unknown: no peak {why} is known here")
     else:
         peak, share = _si(GPUS[cluster.gpu].bf16, "FLOP/s"), cluster.share_of_peak(config.trainer.compile)
+        between = ""
+        if plan.between_seconds:
+            between = f", with {100 * cluster.exposed:g} % of {_seconds(plan.between_seconds)} between machines"
+        of_one = _si(budget.tokens_per_second / cluster.n_gpus)
         lines += [
-            f"a step takes     {_seconds(plan.step_seconds)} at {100 * share:g} % of {peak} each, if all sending "
-            f"is hidden; {_seconds((plan.step_seconds or 0) + (plan.sending_seconds or 0))} if none is",
-            f"all of it        {_si(budget.tokens)} tokens at {_si(budget.tokens_per_second)} a second: "
+            f"a step takes     {_seconds(plan.whole_seconds)}: computing {_seconds(plan.step_seconds)} at "
+            f"{100 * share:g} % of {peak} each{between}; "
+            f"{_seconds((plan.step_seconds or 0) + (plan.sending_seconds or 0))} if no sending is hidden",
+            f"all of it        {_si(budget.tokens)} tokens at {_si(budget.tokens_per_second)} a second "
+            f"({of_one} a GPU): "
             f"{budget.days:,.1f} days, {budget.gpu_hours:,.0f} GPU hours, {budget.cost:,.0f} at {price:g} an hour",
         ]
     for line in lines:
@@ -214,6 +220,7 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
             _gb(plan.peak),
             _seconds(plan.step_seconds),
             _seconds(plan.sending_seconds),
+            _seconds(plan.whole_seconds),
             mark,
         ]
         rows.append([Text(cell, style=look) for cell in cells])
@@ -222,7 +229,7 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    numbers = ("micro-batch", "peak GB", "computing", "sending")
+    numbers = ("micro-batch", "peak GB", "computing", "sending", "a step")
     headings = [Heading("strategy", "name"), Heading("checkpointing", "name"), *map(Heading, numbers)]
     print_table(console, [*headings, Heading("", "text")], rows)
     if any(plan.replicas > 1 for plan in plans):

@@ -45,6 +45,13 @@ def add_options(parser: Parser) -> None:
         "there is one machine, over its link (by default its data sheet's).",
     )
     parser.add_argument(
+        "--exposed",
+        type=float,
+        default=0.43,
+        help="Share of the sending between machines that no computing hides (by default as published for 8 and 128 "
+        "GPUs, docs/cluster.md).",
+    )
+    parser.add_argument(
         "--usable", type=float, default=0.92, help="Share of a GPU's memory for tensors; CUDA and NCCL take the rest."
     )
     parser.add_argument(
@@ -95,7 +102,15 @@ def run(options: Namespace) -> int:
     if not options.drive > 0:
         raise UsageError(f"--drive {options.drive:g}: give a positive number")
     bandwidth = None if options.bandwidth is None else options.bandwidth * 1e9
-    cluster = Cluster(options.n_gpus, options.gpu, options.gpus_per_node, options.usable, options.mfu, bandwidth)
+    cluster = Cluster(
+        options.n_gpus,
+        options.gpu,
+        options.gpus_per_node,
+        options.usable,
+        options.mfu,
+        bandwidth,
+        options.exposed,
+    )
     config = _planned_config(Path(options.config), read_overrides(options["set"]), options.strategy)
     planner = Planner(config, cluster)
     config = planner.config

@@ -13,7 +13,7 @@ from birthmark.errors import UsageError
 from birthmark.models.birth import born
 from birthmark.models.decoder import Decoder
 from birthmark.plan.cluster import Cluster
-from birthmark.plan.planner import MARGIN, Planner, best, with_strategy
+from birthmark.plan.planner import MARGIN, Planner, best, budget, with_strategy
 from birthmark.plan.strategy_costs import STRATEGY_COSTS
 from birthmark.plan.table import print_upkeep, upkeep
 from birthmark.plan.tracing import Ring
@@ -54,6 +54,14 @@ def test_times_follow_from_the_stated_share_of_the_peak(llama):
     plan = planner.plan()
     assert plan.step_seconds == pytest.approx((plan.flops + plan.flops_again) / (16 * 0.5 * 312e12))
     assert plan.sending_seconds == pytest.approx(plan.sent / 8e9)  # eight ports of a machine
+    # Ports as slow as these set the pace. Of quicker ones a share is not hidden, and none within one machine.
+    assert plan.whole_seconds == plan.sending_seconds == plan.between_seconds > plan.step_seconds
+    quick = dataclasses.replace(planner, cluster=Cluster(16, "a100-80gb", mfu=1e-5, exposed=0.25)).plan()
+    assert quick.whole_seconds == pytest.approx(quick.step_seconds + plan.sent / 4 / 300e9)
+    speeds = [budget(quick, config, Cluster(16, "a100-80gb"), 1e9, 1).tokens_per_second]
+    assert speeds == [pytest.approx(config.trainer.global_batch_size * 32 / quick.whole_seconds)]
+    one = Planner(config, Cluster(8, "a100-80gb", mfu=1e-5)).plan()
+    assert (one.between_seconds, one.whole_seconds) == (0, one.step_seconds)
     # Published shares of the peak.
     speeds = [Cluster(16, "a100-80gb").speed("bf16", compile) for compile in ("no", "step", "blocks")]
     assert speeds == [pytest.approx(16 * share * 312e12) for share in (0.34, 0.39, 0.39)]
