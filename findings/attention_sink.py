@@ -13,8 +13,9 @@ from ..measure.records import Snapshot
 from .along_depth import Profile, blocks_in_words
 from .history import RunHistory
 from .learning import knows_its_data
+from .numbers import in_prose
 from .thresholds import threshold
-from .verdict import Group, Tone, Verdict, array_of, at_step, in_prose, is_measured, over_training, scalar
+from .verdict import Group, Tone, Verdict, array_of, at_step, is_measured, over_training, scalar
 
 #: Groups that may lead for sinks, in words.
 ON_PROBE: Mapping[Group, str] = {

@@ -13,6 +13,7 @@ from .along_depth import Profile, in_block
 from .attention_sink import ON_PROBE, Sink, SinkReading, chain_group, leading_group
 from .history import RunHistory
 from .massive_channel import Writer, dominance_by_block, massive_pairs, rises
+from .numbers import in_prose
 from .thresholds import threshold
 from .verdict import (
     Group,
@@ -20,7 +21,6 @@ from .verdict import (
     Verdict,
     array_of,
     enumerated,
-    in_prose,
     is_measured,
     over_training,
     over_training_beside_level,

@@ -14,7 +14,8 @@ from .along_depth import Profile
 from .attention_sink import SinkReading
 from .history import RunHistory
 from .massive_channel import dominance_by_block
-from .verdict import Group, in_prose
+from .numbers import in_prose
+from .verdict import Group
 
 
 def nothing_here(runs: Sequence[RunHistory], section: str) -> str:

@@ -7,8 +7,8 @@ import numpy as np
 from ..measure.intervention_kinds import Ablation, Intervention
 from ..measure.interventions import Intervened
 from ..models.observe import in_ranges
+from .numbers import in_prose
 from .thresholds import threshold
-from .verdict import in_prose
 
 #: A share of key 0's attention from which another key gets as much.
 _AS_MUCH = 0.8
@@ -51,10 +51,10 @@ def intervention_sentence(found: Intervened) -> str:
     loss, increase = found.loss(number), found.loss_increase(number)
     before = found.loss(0)
     if loss is not None and before is not None and increase is not None:
-        sign = "+" if increase[0] >= 0 else "−"
+        sign = "+" if increase[0] >= 0 else ""
         parts.append(
             f"The loss goes from {in_prose(before[0], 2)} to {in_prose(loss[0], 2)} nats per token "
-            f"({sign}{in_prose(abs(increase[0]))} ± {in_prose(increase[1])})."
+            f"({sign}{in_prose(increase[0])} ± {in_prose(increase[1])})."
         )
     return " ".join(parts)
 

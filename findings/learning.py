@@ -6,8 +6,9 @@ from math import isfinite, isnan, nan
 
 from ..files import finite_or_nan
 from .history import RunHistory
+from .numbers import in_prose
 from .thresholds import threshold
-from .verdict import Tone, Verdict, in_prose
+from .verdict import Tone, Verdict
 
 
 def what_is_missing(history: RunHistory) -> Verdict | None:

@@ -9,8 +9,9 @@ from ..files import finite_or_nan, one_line
 from ..measure.records import Snapshot
 from ..metrics.weight_kinship import LEAST_COSINE
 from .history import RunHistory
+from .numbers import in_prose, p_in_prose
 from .thresholds import threshold
-from .verdict import Tone, Verdict, at_step, in_prose, is_measured, over_training, p_in_prose, scalar
+from .verdict import Tone, Verdict, at_step, is_measured, over_training, scalar
 
 
 def birth_bias(history: RunHistory) -> Verdict | None:

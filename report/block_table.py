@@ -87,10 +87,10 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     for reason in snapshot.summary.get("not_measured", ()):
         console.print(f"not measured: {reason}", highlight=False, markup=False, soft_wrap=True)
     grid = Table.grid(padding=(0, 2))
-    scalars = [(name, f"{value:.4g}") for name, value in snapshot.bias.items()]
+    scalars = [(name, format_value(value, ".4g")) for name, value in snapshot.bias.items()]
     text = snapshot.summary.get("bias_text", {})
     scalars += [
-        (f"text {name}", f"{value:.4g}")
+        (f"text {name}", format_value(value, ".4g"))
         for name, value in text.items()
         if name in MEASURED and MEASURED[name].section in _ON_TEXT_TOO
     ]

@@ -28,7 +28,7 @@ from .sections.section import Section
 from .sections.training_view import PICTURED, TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import shown_columns
-from .text import MISSING, format_value, printable, step_in_words
+from .text import MISSING, counted, format_value, printable, step_in_words
 from .verdicts import of_run, verdicts
 
 _MOST_PAIRS = 6
@@ -99,7 +99,7 @@ def about_run(run: RunHistory) -> str:
     summary: Mapping[str, Any] = run.snapshots[-1].summary if run.snapshots else {}
     parts = []
     if isinstance(n := birth.get("n_params"), int):
-        parts.append(f"{_counted(n)} parameters")
+        parts.append(f"{counted(n)} parameters")
     layers, heads = model.get("n_layers", summary.get("n_layers")), model.get("n_heads", summary.get("n_heads"))
     if layers is not None:
         parts.append(_number_of(layers, "block") + (f" of {_number_of(heads, 'head')}" if heads is not None else ""))
@@ -113,7 +113,7 @@ def about_run(run: RunHistory) -> str:
         tokens = (data.get("tokens") or {}).get("train")
         named = data.get("sources") or data["path"]
         said = named if isinstance(named, str) else ", ".join(named)
-        parts.append(f"data {said}" + (f" ({_counted(tokens)} tokens)" if isinstance(tokens, int) else ""))
+        parts.append(f"data {said}" + (f" ({counted(tokens)} tokens)" if isinstance(tokens, int) else ""))
     if birth.get("init_from"):
         parts.append(f"started from {birth['init_from']}")
     elif birth.get("init_seed") is not None:
@@ -121,7 +121,7 @@ def about_run(run: RunHistory) -> str:
     last = max([*run.metrics, *(s.step for s in run.dated)], default=0)
     if last > 0:
         seen = (run.last.summary.get("tokens") if run.last else None) or 0
-        parts.append(f"{last:,} steps" + (f", {_counted(seen)} tokens seen" if seen else ""))
+        parts.append(f"{last:,} steps" + (f", {counted(seen)} tokens seen" if seen else ""))
     if not_measured := run.folder.read_not_measured():
         step, reason = next(iter(not_measured.items()))
         others = f", and {_number_of(len(not_measured) - 1, 'step')} more" if len(not_measured) > 1 else ""
@@ -131,13 +131,6 @@ def about_run(run: RunHistory) -> str:
 
 def _number_of(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
-
-
-def _counted(n: int) -> str:
-    for size, word in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if n >= size:
-            return f"{n / size:.3g}{word}"
-    return str(n)
 
 
 def _swatch(run: int) -> Markup:

@@ -9,13 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..findings.numbers import in_ascii
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
 from .run_history import declared_quantities, read_runs, row_key
 from .terminal import Heading, print_left_out, table_width
 from .terminal import print_table as print_cells
-from .text import MISSING, format_value
+from .text import format_value
 from .verdicts import printed, verdicts
 
 _LINEAGE = ("seedprint_z", "seedprint_log10_p")
@@ -146,7 +147,7 @@ def _table(
             if controls and column.control:
                 text.append(f" ({column.control_cell(row)})", style="dim")
             if console.options.ascii_only:
-                text = Text(text.plain.replace(MISSING, "-").replace("∞", "inf"))
+                text = Text(in_ascii(text.plain))
             cells.append(text)
         found.append(cells)
     return headings, found

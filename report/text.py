@@ -1,49 +1,17 @@
-"""Numbers and texts as people read them: in tables, pages, captions and on the terminal."""
+"""Texts as people read them: in tables, pages, captions and on the terminal."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from os.path import commonprefix
 from typing import Any
 
 from ..files import finite_or_nan as finite_or_nan
 from ..findings.history import Start
-
-MISSING = "–"
-"""The mark in place of a missing number."""
-
-
-def format_value(value: float | None, spec: str) -> str:
-    """Format a number for tables; "–" for None and NaN.
-
-    Args:
-        value: the number.
-        spec: a format specification, ``percent`` or ``ratio``.
-    """
-    if value is None or math.isnan(value):
-        return MISSING
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    if spec == "percent":
-        return f"{100 * value:.1f} %"
-    if spec == "ratio":
-        decimals = 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
-        return f"{value:,.{decimals}f}"
-    # A small negative number rounds to -0.000, which says nothing that 0.000 does not.
-    return re.sub(r"^-(0\.?0*)$", r"\1", format(int(value) if spec.endswith("d") else value, spec))
-
-
-def format_p(log10_p: float | None) -> str:
-    """Format a probability by its power of ten, even one too small for a float; "–" for None and NaN."""
-    if log10_p is None or math.isnan(log10_p):
-        return MISSING
-    exponent = math.floor(log10_p)
-    digits = f"{10 ** (log10_p - exponent):.1f}"
-    if digits == "10.0":
-        digits, exponent = "1.0", exponent + 1
-    return f"{10**log10_p:.3f}" if exponent >= -3 else f"{digits}e{exponent}"
+from ..findings.numbers import MISSING as MISSING
+from ..findings.numbers import counted as counted
+from ..findings.numbers import format_p as format_p
+from ..findings.numbers import format_value as format_value
 
 
 def printable(text: Any) -> str:

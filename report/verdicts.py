@@ -13,8 +13,9 @@ from ..findings.chain_links import aggregation, dominance, gradient, lock, neuro
 from ..findings.history import BIRTH, Start
 from ..findings.learning import loss, what_is_missing
 from ..findings.massive_channel import dominance_by_block
+from ..findings.numbers import in_ascii
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
-from ..findings.verdict import Tone, Verdict, in_ascii, scalar
+from ..findings.verdict import Tone, Verdict, scalar
 from ..measure.records import Snapshot
 from ..metrics.quantities import LOGGED, MEASURED
 from .run_history import RunHistory

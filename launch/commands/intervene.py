@@ -198,7 +198,7 @@ def _as_json(found: Intervened, about: dict[str, Any]) -> dict[str, Any]:
 def _print(found: Intervened, model: str, probe: str, console: Console) -> None:
     """Print a sentence, a row for every dose, and a row for every block at the strongest one; all fit 80 columns."""
     from ...findings.interventions import dose_in_words, intervention_in_words, intervention_sentence, strongest_pass
-    from ...findings.verdict import in_ascii
+    from ...findings.numbers import in_ascii
 
     def say(text: str) -> None:
         console.print(in_ascii(text) if console.options.ascii_only else text, highlight=False, markup=False)

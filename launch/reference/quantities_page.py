@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ...files import write_text
 from ...findings.glossary import TERMS
+from ...findings.numbers import in_prose
 from ...findings.thresholds import THRESHOLDS
-from ...findings.verdict import in_prose
 from ...metrics.quantities import LOGGED, MEASURED, SECTIONS
 from ...metrics.quantity import Quantity
 from .generated_tables import Tables, markdown_rows, regenerated

@@ -15,16 +15,21 @@ const charts = (() => {
   const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
   const raised = n => (n < 0 ? "⁻" : "") + [...String(Math.abs(n))].map(d => SUPERSCRIPT[+d]).join("");
   // A number as its panel was given it: four digits.
-  const written = v => finite(v) ? String(v) : "–";
+  const written = v => {
+    if (!finite(v)) return "–";
+    const power = v === 0 ? 0 : Math.floor(Math.log10(Math.abs(v)) + 1e-9);
+    if (power >= -4 && power < 7) return v.toLocaleString("en-US", { maximumFractionDigits: 12 });
+    return `${+(v / 10 ** power).toPrecision(4)}·10${raised(power)}`;
+  };
   const counted = v => v >= 1e9 ? `${+(v / 1e9).toPrecision(3)}G` : v >= 1e6 ? `${+(v / 1e6).toPrecision(3)}M`
-    : v >= 1e4 ? `${+(v / 1e3).toPrecision(4)}k` : String(v);
+    : v >= 1e4 ? `${+(v / 1e3).toPrecision(4)}k` : written(v);
   const tick = v => {
     if (v === null || v === undefined) return "";
     if (v !== 0 && (Math.abs(v) < 1e-3 || Math.abs(v) >= 1e6)) {
       const power = Math.floor(Math.log10(Math.abs(v)) + 1e-9), lead = +(v / 10 ** power).toPrecision(3);
       return (lead === 1 ? "" : `${lead}·`) + `10${raised(power)}`;
     }
-    return Math.abs(v) >= 1e4 ? counted(v) : String(+v.toPrecision(4));
+    return v >= 1e4 ? counted(v) : written(+v.toPrecision(4));
   };
 
   // Axes of whole numbers, and what lies between two ticks of them.
@@ -496,7 +501,7 @@ const charts = (() => {
       line.append(node("th", "", String(r)));
       columns.forEach((c, j) => {
         const v = value(i, j);
-        const cell = node("td", "", !finite(v) ? "" : Math.abs(v) < 10 ? v.toFixed(2).replace(/^(-?)0\./, "$1.") : String(+v.toPrecision(3)));
+        const cell = node("td", "", !finite(v) ? "" : Math.abs(v) < 10 ? v.toFixed(2) : written(+v.toPrecision(3)));
         if (finite(v)) {
           const share = Math.min(Math.max((v - low) / (high - low), 0), 1);
           cell.style.background = data.colours[Math.round(share * (data.colours.length - 1))];

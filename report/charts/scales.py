@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...findings.numbers import counted, format_value, power_text
 from ..pictures.axes import AROUND_ZERO, on_axis
 from ..pictures.style import DEPTH
 
@@ -75,12 +76,11 @@ def fitting_scale(values: Sequence[float] | np.ndarray, log: bool = False) -> Sc
 
 def tick_text(value: float) -> str:
     """Write a number at a tick."""
-    if value and not 1e-3 <= abs(value) < 1e5:
-        mantissa, exponent = f"{value:.0e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    if abs(value) >= 10_000:
-        return f"{value / 1000:g}k"
-    return f"{value:.4g}"
+    if value and not 1e-3 <= abs(value) < 1e6:
+        power = math.floor(math.log10(abs(value)) + 1e-9)
+        lead = f"{value / 10**power:.3g}"
+        return power_text(power) if lead == "1" else f"{lead}·{power_text(power)}"
+    return counted(value) if value >= 10_000 else format_value(value, ".4g")
 
 
 def depth_colour(share: float) -> str:

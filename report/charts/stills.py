@@ -17,7 +17,7 @@ from ..pictures.panels import blocks_of_change
 from ..pictures.style import RUN_COLOURS
 from ..text import format_value, shorten
 from .scales import CIVIDIS, Scale, cell_colour, depth_colour, fitting_scale, png_of_cells, tick_text
-from .specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, RankingPanel, ScatterPanel, rounded
+from .specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, RankingPanel, ScatterPanel
 
 _WIDTH, _HEIGHT = 360, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 6, 6, 20
@@ -273,7 +273,7 @@ def _labelled(names: Sequence[Any]) -> list[int]:
 
 
 def _short(value: float) -> str:
-    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 10 else f"{value:.3g}"
+    return format_value(value, ".2f" if abs(value) < 10 else ".3g")
 
 
 def _look_of(share: float) -> str:
@@ -406,7 +406,8 @@ def _scatter(panel: ScatterPanel) -> Markup:
             if ends and all(map(math.isfinite, ends)):
                 a, b = (place(v, p.y) if across else place(p.x, v) for v in ends)
                 parts.append(f'<path class="l" d="M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}" stroke="{colour}"/>')
-        tip = escape(f"{p.name}\n{panel.x_label}: {rounded(p.x)}\n{panel.y_label}: {rounded(p.y)}\n{p.tip}".strip())
+        places = (f"{label}: {format_value(at, '.4g')}" for label, at in ((panel.x_label, p.x), (panel.y_label, p.y)))
+        tip = escape("\n".join(filter(None, [p.name, *places, p.tip])))
         middle = (left + size[0] / 2, top + size[1] / 2)
         if math.dist(middle, (x, y)) > 12 + size[0] / 2:
             parts.append(f'<line class="g" x1="{x:.1f}" y1="{y:.1f}" x2="{middle[0]:.1f}" y2="{middle[1]:.1f}"/>')

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...findings.numbers import format_value, power_text
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import EngFormatter
@@ -50,10 +52,7 @@ def power_of_ten(value: float, _: object = None) -> str:
     exponent = round(np.log10(value)) if value > 0 else 0
     if not np.isclose(value, 10.0**exponent, rtol=1e-6):
         return ""
-    return f"{value:g}" if -3 <= exponent <= 3 else "10" + str(exponent).translate(_SUPERSCRIPT)
-
-
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return format_value(value, "g") if -3 <= exponent <= 3 else power_text(exponent)
 
 
 def step_axis(axes: Axes, last: float, linear_until: float | None) -> None:
@@ -142,7 +141,7 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
         ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
         if len(ticks) >= 3:
             break
-    fix_ticks(axis, ticks, [power_of_ten(tick) or f"{tick:g}" for tick in ticks])
+    fix_ticks(axis, ticks, [power_of_ten(tick) or format_value(tick, "g") for tick in ticks])
 
 
 def log_heights(axes: Axes, values: Sequence[np.ndarray], least: float | None = None) -> None:
@@ -201,6 +200,6 @@ def add_colour_bar(
     axes.grid(False)
     axes.tick_params(length=0, bottom=False, labelbottom=False, labelleft=False, labelright=True)
     axes.yaxis.set_label_position("right")
-    fix_ticks(axes.yaxis, ticks, labels or [f"{tick:.3g}" for tick in ticks])
+    fix_ticks(axes.yaxis, ticks, labels or [format_value(tick, ".3g") for tick in ticks])
     axes.set_ylabel(label)
     layout_of(figure).add_bar(axes, panels, share)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...findings.numbers import format_value
 from .axes import add_colour_bar, block_axis, log_axis
 from .panels import (
     Heights,
@@ -167,7 +168,7 @@ def draw_head_maps(
     panels: Sequence[tuple[str, np.ndarray]],
     label: str,
     limits: tuple[float, float] = (0, 1),
-    write: Callable[[float], str] = lambda share: f"{share:.2f}".lstrip("0"),
+    write: Callable[[float], str] = lambda share: format_value(share, ".2f"),
 ) -> Figure:
     """Draw values by block and head, one panel per (title, ``[L, H]`` array), all on one range.
 

@@ -74,8 +74,8 @@ def _draw_units(blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
 
 #: Columns of the list of units: array, heading, format.
 _UNIT_COLUMNS = (
-    ("neuron_first", "at position 0", ".3f"),
-    ("neuron_others", "elsewhere", ".3f"),
+    ("neuron_first", "at position 0", ".4g"),
+    ("neuron_others", "elsewhere", ".4g"),
     ("neuron_ratio", "ratio", "ratio"),
     ("neuron_z", "robust z", ".1f"),
     ("neuron_gate_norm", "gate norm", ".2f"),

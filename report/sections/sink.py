@@ -49,7 +49,7 @@ def _lock_over_training(view: TrainingView, section: Section) -> None:
 
 def _lock_in_snapshot(view: SnapshotView, section: Section) -> None:
     level = _COSINE.level(view.snapshot.summary)
-    chance = f" Chance level of the cosine: {level:.2f}." if np.isfinite(level) else ""
+    chance = f" Chance level of the cosine: {format_value(level, _COSINE.format)}." if np.isfinite(level) else ""
     caption = f"Cosine of the first key with the queries' direction, and share of positive dot products.{chance}"
     view.add(section, "map", caption, ["qk_cosine", "qk_positive"], _draw_lock_maps)
 

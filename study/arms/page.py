@@ -12,8 +12,8 @@ from markupsafe import Markup, escape
 from rich.console import Console
 
 from ...files import csv_text, write_text
+from ...findings.numbers import in_prose
 from ...findings.thresholds import threshold
-from ...findings.verdict import in_prose
 from ...measure.config import SnapshotConfig
 from ...report.charts.chart_page import Block, Fold, Html, Panels, Prose, Table, render_page
 from ...report.charts.chart_page import Heading as PageHeading

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ...files import csv_text, write_text
+from ...findings.numbers import in_ascii, in_prose, p_in_prose
 from ...findings.thresholds import threshold
-from ...findings.verdict import in_ascii, in_prose, p_in_prose
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint

@@ -51,7 +51,7 @@ def _percent(share: Share | None) -> str:
 def _p(value: float | None) -> str:
     if value is None:
         return MISSING
-    return "< .001" if value < 0.001 else format_value(value, ".3f")
+    return "< 0.001" if value < 0.001 else format_value(value, ".3f")
 
 
 def rows_of(results: Sequence[SeedsResult]) -> list[list[str]]:
@@ -95,7 +95,7 @@ def grid_of(study: SeedsStudy, result: SeedsResult) -> tuple[list[str], list[lis
     """Build a table of one figure over all runs: headings, and a row per birth."""
     headings = ["birth", *(f"data {seed}" for seed in study.data_seeds)]
     rows = [
-        [f"init {seed}", *("–" if math.isnan(v) else f"{v:.4g}" for v in values)]
+        [f"init {seed}", *(format_value(v, ".4g") for v in values)]
         for seed, values in zip(study.init_seeds, result.values_NM.tolist(), strict=True)
     ]
     return headings, rows

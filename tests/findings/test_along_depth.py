@@ -82,7 +82,7 @@ def test_a_sink_is_said_to_form_and_vanish_where_it_does(sinks, words):
         f"{(0.9 + 2 * UNIFORM) / 3:.3f}".lstrip("0") in verdict.sentence
         or "times its uniform share" in verdict.sentence
     )
-    assert "largest head .900, uniform .160" in verdict.sentence
+    assert "largest head 0.900, uniform 0.160" in verdict.sentence
     without = sorted(set(range(1, L + 1)) - set(sinks))
     assert (f"{blocks_in_words(without)[1:]} ha" in verdict.sentence) == bool(without)
 
@@ -148,7 +148,7 @@ def test_the_variance_is_judged_before_the_sink_forms():
     verdict = said(planted(sinks=range(3, 9), variance_discrepancy=ratios))["aggregation"]
     assert verdict.tone == "present"
     assert "in blocks 1 and 2, before the sink forms: σ²(0) is up to 9.00 times" in verdict.sentence
-    assert "(block 1); 1 is equal variance. From block 3 on, with the sink, it is .01." in verdict.sentence
+    assert "(block 1); 1 is equal variance. From block 3 on, with the sink, it is 0.01." in verdict.sentence
     # Behind the sink a block may stand out as much as it likes.
     late = by_block({8: 30.0})
     assert said(planted(sinks=range(3, 9), variance_discrepancy=late))["aggregation"].tone == "absent"
@@ -179,7 +179,7 @@ def test_dominance_and_lock_name_their_blocks():
     found = said(planted(dominance=dominance, qk_cosine=cosine))
     assert "in blocks 3–5: max over mean is up to 50.0 in block 4, 5.0 at the median" in found["dominance"].sentence
     assert "in block 7: " in found["lock"].sentence
-    assert "up to .800 (block 7), chance .250" in found["lock"].sentence
+    assert "up to 0.800 (block 7), chance 0.250" in found["lock"].sentence
     # Over all blocks the mean is below the threshold.
     assert cosine.mean() < 0.5
 
@@ -192,7 +192,7 @@ def test_a_gradient_at_the_embeddings_alone_is_no_gradient_sink():
     alone = gradient(4.77, [0.3] * L)
     assert alone.tone == "absent"
     assert "4.77 in the embeddings" in alone.sentence
-    assert "at most .30 (block 1)" in alone.sentence
+    assert "at most 0.30 (block 1)" in alone.sentence
     there = gradient(1.0, [1.0, 1.0, 5.0, 6.0, 1.0, 1.0, 1.0, 1.0])
     assert there.tone == "present"
     assert "in blocks 3 and 4: up to 6.00 (block 4)" in there.sentence
@@ -235,7 +235,7 @@ def test_the_writers_of_the_massive_channel_are_named_and_no_other_unit():
     assert [(rise.block, [writer.unit for writer in rise.writers]) for rise in found] == [(5, [11, 12]), (2, [13])]
     sentence = said(massive())["neurons"].sentence
     assert sentence.startswith("Unit 11 of block 5 writes channel 7, in which the first position's state reaches 5,010")
-    assert "mean |activation| is 2,900 there and .10 elsewhere" in sentence
+    assert "mean |activation| is 2,900 there and 0.10 elsewhere" in sentence
     assert "Unit 12 of that block writes it too." in sentence
     assert "In block 2 unit 13 writes it, up to 91.0." in sentence
     assert "14" not in re.findall(r"\d+", sentence)

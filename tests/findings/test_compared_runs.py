@@ -100,7 +100,7 @@ def test_a_damaged_config_is_named(runs, tmp_path):
 
 def test_a_section_is_folded_only_where_it_never_left_its_control(tmp_path):
     quiet, loud = (history(tmp_path, 0, "x", 0, "gelu", mass) for mass in (0.06, 0.2))
-    assert nothing_here([quiet], "sink") == "no head above .060; uniform attention gives .050"
+    assert nothing_here([quiet], "sink") == "no head above 0.060; uniform attention gives 0.050"
     assert nothing_here([quiet, loud], "sink") == ""
     assert nothing_here([history(tmp_path, 0, "x", 0, "gelu", float("nan"))], "sink") == ""
     assert nothing_here([quiet], "direction") == ""

@@ -32,44 +32,44 @@ UNIT = Intervention("ablate_unit", (12,), units=(1229,))
         (
             MASK,
             [(None, [0.009], [0.470]), (1.0, [0.256], [0.263])],
-            "A sink forms at 20: attention to it goes from .009 to .256, as much as to key 0 (.263, before .470).",
+            "A sink forms at 20: attention to it goes from 0.009 to 0.256, as much as to key 0 (0.263, before 0.470).",
         ),
         (
             MASK,
             [(None, [0.009], [0.470]), (1.0, [0.119], [0.379])],
-            "A sink forms at 20: attention to it goes from .009 to .119; key 0 gets .379 (before .470).",
+            "A sink forms at 20: attention to it goes from 0.009 to 0.119; key 0 gets 0.379 (before 0.470).",
         ),
         (
             MASK,
             [(None, [0.009], [0.470]), (1.0, [0.010], [0.470])],
-            "No sink forms at 20: attention to it goes from .009 to .010; key 0 gets .470 (before .470).",
+            "No sink forms at 20: attention to it goes from 0.009 to 0.010; key 0 gets 0.470 (before 0.470).",
         ),
         (
             DOSES,
             [(None, [0.009], [0.470]), (4.0, [0.050], [0.470]), (8.0, [0.100], [0.4])],
-            "A sink forms at 20: attention to it goes from .009 to .100, at λ 8; key 0 gets .400 (before .470).",
+            "A sink forms at 20: attention to it goes from 0.009 to 0.100, at λ 8; key 0 gets 0.400 (before 0.470).",
         ),
         (
             UNIT,
             [(None, [0.470], [0.470], [3.5, 3.6]), (1.0, [0.100], [0.100], [5.0, 5.2])],
-            "The sink at 0 goes: attention to it falls from .470 to .100. The loss goes from 3.55 to 5.10 nats per "
-            "token (+1.550 ± .050).",
+            "The sink at 0 goes: attention to it falls from 0.470 to 0.100. The loss goes from 3.55 to 5.10 nats per "
+            "token (+1.550 ± 0.050).",
         ),
         (
             UNIT,
             [(None, [0.470], [0.470]), (1.0, [0.300], [0.300])],
-            "The sink at 0 weakens: attention to it goes from .470 to .300.",
+            "The sink at 0 weakens: attention to it goes from 0.470 to 0.300.",
         ),
         (
             UNIT,
             [(None, [0.470], [0.470], [3.5, 3.6]), (1.0, [0.460], [0.460], [3.4, 3.5])],
-            "The sink at 0 stays: attention to it goes from .470 to .460. The loss goes from 3.55 to 3.45 nats per "
-            "token (−.100 ± .000).",
+            "The sink at 0 stays: attention to it goes from 0.470 to 0.460. The loss goes from 3.55 to 3.45 nats per "
+            "token (-0.100 ± 0.000).",
         ),
         (
             UNIT,
             [(None, [0.061], [0.061]), (1.0, [0.060], [0.060])],
-            "There is no sink at 0: attention to it goes from .061 to .060.",
+            "There is no sink at 0: attention to it goes from 0.061 to 0.060.",
         ),
     ],
 )

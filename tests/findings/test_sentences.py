@@ -13,8 +13,8 @@ from scipy import stats
 
 from birthmark.findings.history import RunHistory
 from birthmark.findings.inactive_sections import nothing_here
+from birthmark.findings.numbers import in_ascii, p_in_prose
 from birthmark.findings.thresholds import THRESHOLDS
-from birthmark.findings.verdict import in_ascii, p_in_prose
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.verdicts import verdicts
 
@@ -71,19 +71,19 @@ def test_the_demo_in_sentences():
         ),
         "birth": (
             "present",
-            "Born biased: outputs for different inputs have a mean cosine of .389, and the favourite token gets 9.3 "
-            "times its even share (KL .200 nats).",
+            "Born biased: outputs for different inputs have a mean cosine of 0.389, and the favourite token gets 9.3 "
+            "times its even share (KL 0.200 nats).",
         ),
         "direction": (
             "present",
-            "The seed's direction survives, weakened: .151 against at most .019 for 2 strangers; .626 at birth.",
+            "The seed's direction survives, weakened: 0.151 against at most 0.019 for 2 strangers; 0.626 at birth.",
         ),
-        "ranking": ("absent", "The ranking of tokens at birth is gone: .013 against at most .022 for 2 strangers."),
+        "ranking": ("absent", "The ranking of tokens at birth is gone: 0.013 against at most 0.022 for 2 strangers."),
         "lineage": ("present", "The lineage test finds seed 0: z 33.8, p < 10⁻²⁴⁹; strangers at most 1.1."),
         "sink": (
             "absent",
-            "No sink forms on random tokens: the first position gets .5 times its uniform share (largest head .057, "
-            "uniform .059). Text was not measured, where it may be larger.",
+            "No sink forms on random tokens: the first position gets 0.5 times its uniform share (largest head 0.057, "
+            "uniform 0.059). Text was not measured, where it may be larger.",
         ),
     }
     assert {key: verdict.tone for key, verdict in found.items() if not verdict.headline} == {
@@ -97,7 +97,7 @@ def test_text_leads_for_sinks():
     text = {"sink_mass": 0.702, "sink_mass_max": 0.702, "sink_uniform": 0.059, "sink_epsilon": 0.3}
     verdict = answer("sink", [snapshot(0, END, END), snapshot(9, END | {"sink_mass": 0.127}, text)])
     assert verdict.sentence == (
-        "A sink forms on text: the first position gets .702 of the attention (uniform .059; on random tokens .127). "
+        "A sink forms on text: the first position gets 0.702 of the attention (uniform 0.059; on random tokens 0.127). "
         "There was none at birth."
     )
     assert verdict.values == [0.03, 0.702]
@@ -121,18 +121,18 @@ def with_controls(random, bos, text=None, text_without_bos=None, is_added=True):
 def test_a_sink_that_hangs_on_bos():
     on_token = with_controls((0.017, 0.057), (0.477, 0.983))
     assert answer("position_or_token", [on_token]).sentence == (
-        "The sink hangs on the token BOS and not on the position: the first token gets .477 with BOS before random "
-        "tokens, .017 without (BOS is <bos>, uniform .059)."
+        "The sink hangs on the token BOS and not on the position: the first token gets 0.477 with BOS before random "
+        "tokens, 0.017 without (BOS is <bos>, uniform 0.059)."
     )
     # Random tokens alone would say that there is none.
     assert answer("sink", [on_token]).sentence == (
-        "A sink stands on random tokens behind BOS: the first position gets .477 of the attention (largest head .983, "
-        "uniform .059; on random tokens alone .017). Text was not measured, where it may be larger."
+        "A sink stands on random tokens behind BOS: the first position gets 0.477 of the attention (largest head "
+        "0.983, uniform 0.059; on random tokens alone 0.017). Text was not measured, where it may be larger."
     )
     on_text = with_controls((0.017, 0.057), (0.477, 0.983), (0.48, 0.98), (0.016, 0.05))
     assert answer("position_or_token", [on_text]).sentence == (
-        "The sink hangs on the token BOS and not on the position: the first token gets .480 with BOS before text, .016 "
-        "without and .477 with BOS before random tokens, .017 without (BOS is <bos>, uniform .059)."
+        "The sink hangs on the token BOS and not on the position: the first token gets 0.480 with BOS before text, "
+        "0.016 without and 0.477 with BOS before random tokens, 0.017 without (BOS is <bos>, uniform 0.059)."
     )
     assert answer("sink", [on_text]).sentence.startswith("A sink stands on text:")
 
@@ -141,12 +141,12 @@ def test_a_sink_that_hangs_on_the_position():
     verdict = answer("position_or_token", [with_controls((0.515, 0.982), (0.444, 0.988), is_added=False)])
     assert (verdict.tone, verdict.sentence) == (
         "present",
-        "The sink hangs on the position and not on BOS: the first token gets .444 with BOS before random tokens, .515 "
-        "without (BOS is <bos>, uniform .059).",
+        "The sink hangs on the position and not on BOS: the first token gets 0.444 with BOS before random tokens, "
+        "0.515 without (BOS is <bos>, uniform 0.059).",
     )
     # Where no BOS is known, random first tokens are the control.
     assert answer("position_or_token", [snapshot(-1, of_first(0.515, 0.982))]).sentence == (
-        "The sink hangs on the position: random first tokens get .515 of the attention (uniform .059)."
+        "The sink hangs on the position: random first tokens get 0.515 of the attention (uniform 0.059)."
     )
 
 
@@ -189,7 +189,7 @@ def test_sinks_of_documents_that_see_themselves_alone_are_judged_within_them(len
     assert verdict.tone == "present"
     assert verdict.sentence == (
         "A sink is there in every block, on text: the first token of a document gets 1.000 of the attention "
-        f"(uniform {uniform:.3f}; on random tokens .030). There was none at birth.".replace(" 0.", " .")
+        f"(uniform {uniform:.3f}; on random tokens 0.030). There was none at birth."
     )
     assert verdict.values[1] == 1.0
     assert verdict.control == pytest.approx([uniform, uniform])
@@ -232,13 +232,13 @@ def test_what_is_left_of_the_direction(now, words, tone):
 
 def test_few_strangers_are_counted():
     one = answer("direction", [snapshot(0, BIRTH), snapshot(1, END, n_strangers=1)])
-    assert "against .019 for one stranger" in one.sentence
+    assert "against 0.019 for one stranger" in one.sentence
 
 
 def test_a_newborn_without_direction_has_none_to_keep():
     verdict = answer("direction", [snapshot(0, BIRTH | {"inter": 0.005}), snapshot(1, END)])
     assert verdict.tone == "unclear"
-    assert "hardly one (mean cosine .005)" in verdict.sentence
+    assert "hardly one (mean cosine 0.005)" in verdict.sentence
 
 
 @pytest.mark.parametrize("birth", [{}, BORN | {"init_from": "a/model"}])

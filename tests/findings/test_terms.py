@@ -16,7 +16,7 @@ from birthmark.findings.glossary import TERMS, explained
         ("n_eff of strangers, and strangers again", ["n_eff", "strangers"]),
         ("Sink mass: p̄ and σ²(0)/σ²(late)", ["Sink mass", "p̄", "σ²(0)", "σ²(late)"]),
         (
-            "The seed's direction survives: .151 against at most .019 for 2 strangers.",
+            "The seed's direction survives: 0.151 against at most 0.019 for 2 strangers.",
             ["seed's direction", "strangers"],
         ),
         ("kindness, unkind, mean_n_eff and n_eff_normalised", []),

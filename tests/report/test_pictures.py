@@ -73,7 +73,7 @@ def test_what_is_zero_everywhere_is_a_line_at_zero_on_a_linear_axis():
 
 def test_a_block_that_was_not_seen_has_empty_cells():
     figure = draw_head_maps([("", np.array([[0.1, 0.2], [np.nan, np.nan]]))], "mass")
-    assert [text.get_text() for text in figure.axes[0].texts] == [".10", ".20"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.10", "0.20"]
 
 
 @pytest.mark.parametrize(

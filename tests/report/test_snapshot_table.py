@@ -71,17 +71,17 @@ def test_the_lineage_test_comes_first_and_is_said_in_words(run):
     row = next(line for line in text.splitlines() if line.split()[:1] == ["100"])
     assert row.split()[:5] == ["100", "2.500", "33.8", "(-1.1)", "0.512"]
     (figure,) = lineage_figure(snapshot_rows(run))  # the newest step with a snapshot
-    assert figure == ("Lineage", "z 33.8", "against its own birth; p 2.6e-250; against other births at most -1.1")
+    assert figure == ("Lineage", "z 33.8", "against its own birth; p 2.6·10⁻²⁵⁰; against other births at most -1.1")
     # The newest test could not be made: neither the one before nor its own strangers stand in for it.
-    assert "The lineage test could not be made at step 150; strangers at most .5." in " ".join(text.split())
+    assert "The lineage test could not be made at step 150; strangers at most 0.5." in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
     ("log10_p", "expected"),
     [
-        (-249.58, "2.6e-250"),
+        (-249.58, "2.6·10⁻²⁵⁰"),
         (math.log10(0.0375), "0.037"),
-        (math.log10(9.97e-5), "1.0e-4"),
+        (math.log10(9.97e-5), "1.0·10⁻⁴"),
         (0, "1.000"),
         (None, MISSING),
     ],

@@ -42,8 +42,8 @@ def test_arms_are_told_apart_by_sink_and_loss():
     ]
     assert outcome(study_of(results), results) == [
         "With a sink in every seed: plain.",
-        "Without a sink, and within .05 nats of the loss of plain: headnorm.",
-        "Without a sink, but not within .05 nats of the loss of plain: identity.",
+        "Without a sink, and within 0.05 nats of the loss of plain: headnorm.",
+        "Without a sink, but not within 0.05 nats of the loss of plain: identity.",
         "Without a sink; their loss cannot be compared: unknown.",
         "In between, or not the same in every seed: torn.",
         "A sink is at least 3 times the uniform share of attention on the first position at the end, none is less than "
@@ -64,8 +64,8 @@ def test_an_arm_that_has_learned_nothing_is_no_measure_of_others():
     assert said == ["Without a sink so far: plain, headnorm, quick.", "Learned: quick."]
     late = [look("plain", [0.8], [0.405]), look("headnorm", [0.0], [0.41]), look("failed", [0.0], [1.2])]
     assert outcome(study_of(late), late)[1:3] == [
-        "Without a sink, and within .05 nats of the loss of plain: headnorm.",
-        "Without a sink, but not within .05 nats of the loss of plain: failed.",
+        "Without a sink, and within 0.05 nats of the loss of plain: headnorm.",
+        "Without a sink, but not within 0.05 nats of the loss of plain: failed.",
     ]
     assert [r.learned("trigger_loss") for r in late] == [True, True, False]
     # Of text, token frequencies are what has to be beaten; without them, the loss at birth.

@@ -33,12 +33,12 @@ def pairs_of(zs, n):
         (
             1.2,
             [0.3],
-            "a and b are strangers, as far as this test can see: z 1.2, p .487, against strangers at most .3.",
+            "a and b are strangers, as far as this test can see: z 1.2, p 0.487, against strangers at most 0.3.",
         ),
         (
             -57.2,
             [0.3],
-            "a and b are no plain strangers: z -57.2, p .795, against strangers at most .3; z this far below 0 hints "
+            "a and b are no plain strangers: z -57.2, p 0.795, against strangers at most 0.3; z this far below 0 hints "
             "at kin with signs flipped, which --null matched undoes.",
         ),
         (math.nan, [0.3], "Whether b shares its birth with a cannot be told: 5 inputs: at least 10 are needed."),
@@ -61,7 +61,7 @@ def test_two_models(z, strangers, sentence):
         ([40, 1, 0.5], "A birth is shared by a and b: kin have z 40.0 or more, against strangers at most 1.0, other"),
         ([1, 0.5, -1], "None of the 3 models is seen to share a birth with another: z at most 1.0, against strangers"),
         ([math.nan] * 3, "no test was possible; 3 of 3 pairs cannot be told."),
-        ([40, math.nan, 0.5], "other pairs at most .5; 1 of 3 pairs cannot be told."),
+        ([40, math.nan, 0.5], "other pairs at most 0.5; 1 of 3 pairs cannot be told."),
     ],
 )
 def test_several_models(zs, words):
