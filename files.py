@@ -268,6 +268,36 @@ def check_file(path: Path, most: int | None = None, fail: type[Exception] = RunE
         raise fail(f"{path}: has {found.st_size:,} bytes, and {most:,} are read at most")
 
 
+#: Bytes without content that a file of a corpus may have: some file systems store no blocks of zeros.
+_MOST_HOLES = 1 << 20
+
+
+def check_no_holes(path: Path, fail: type[Exception] = RunError) -> None:
+    """Refuse a file that says that it is longer than its content: it takes no room on the disk, and hours to read.
+
+    Raises:
+        RunError: or ``fail``, in one line with the path.
+    """
+    if not hasattr(os, "SEEK_HOLE"):
+        return
+    with path.open("rb", buffering=0) as file:
+        at, holes, size = 0, 0, file.seek(0, os.SEEK_END)
+        try:
+            while holes < _MOST_HOLES and (hole := file.seek(at, os.SEEK_HOLE)) < size:
+                # Past the last content there is none to seek, which is an error of its own.
+                holes += size - hole
+                at = file.seek(hole, os.SEEK_DATA)
+                holes -= size - at
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise fail(f"{path}: cannot be read ({error.strerror})") from None
+    if holes >= _MOST_HOLES:
+        raise fail(
+            f"{path}: has {size:,} bytes, of which {holes:,} or more are a hole without content; cut it, or copy it "
+            "whole (cp --sparse=never)"
+        )
+
+
 _NOT_FILES = (
     (stat.S_ISDIR, "a folder, not a file"),
     (stat.S_ISFIFO, "a pipe, not a file"),
@@ -390,6 +420,41 @@ def save_tensors(save: Callable[..., object], tensors: Mapping[str, Any], path: 
     path.chmod(mode)
 
 
+#: Bytes of the longest header that the format of safetensors allows.
+LONGEST_HEADER = 100_000_000
+
+
+def check_tensor_file(path: Path, data_bytes: int | None = None, mend: str = "") -> None:
+    """Refuse a safetensors file that is longer than its header says, before anything reads it to its end.
+
+    A file without content takes no room on the disk, however long it says that it is, and minutes to read.
+
+    Args:
+        path: the file.
+        data_bytes: bytes of tensors that it may have, where another file says so.
+        mend: remedy, for the message.
+
+    Raises:
+        RunError: it is missing, no file, or longer.
+    """
+    check_file(path, mend=mend)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if length <= min(LONGEST_HEADER, size - 8) else b""
+    try:
+        header = parse_json(text.decode("utf-8"))
+        end = max((facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__"), default=0)
+        said = 8 + length + int(end)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        reason = one_line(error) if text else f"it would have {length:,} bytes"
+        raise RunError(f"{path}: damaged (its header: {reason}){_then(mend)}") from None
+    if size > said:
+        raise RunError(f"{path}: damaged (it has {size:,} bytes, and its header says {said:,}){_then(mend)}")
+    if data_bytes is not None and said - length - 8 > data_bytes:
+        raise RunError(f"{path}: damaged (it has {end:,} bytes of tensors, not {data_bytes:,}){_then(mend)}")
+
+
 @contextmanager
 def tensor_file(path: Path, framework: str, mend: str = "") -> Iterator[Any]:
     """Open a safetensors file; only the tensors that are read are loaded.
@@ -398,7 +463,7 @@ def tensor_file(path: Path, framework: str, mend: str = "") -> Iterator[Any]:
         RunError: the file is missing, no file, or damaged, also when a tensor is read in the block; the message names
             it.
     """
-    check_file(path)
+    check_tensor_file(path, mend=mend)
     try:
         with safe_open(path, framework=framework) as opened:
             yield opened

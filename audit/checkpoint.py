@@ -13,7 +13,16 @@ from typing import Any, Literal, NotRequired, TypedDict
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import check_file, content_digest, file_sha256, one_line, read_json, read_text, user_path
+from ..files import (
+    TEXT_BYTES,
+    check_file,
+    content_digest,
+    file_sha256,
+    one_line,
+    read_json,
+    read_text,
+    user_path,
+)
 from ..measure.records import RunDir, is_step
 from ..models.exchange.gguf_model import GGUF_TENSORS, gguf_files, gguf_folder
 from ..models.exchange.hub import downloaded, is_path
@@ -68,7 +77,7 @@ def tokenizer_parts(folder: Path) -> dict[str, str]:
                 found |= dict(_leaves(name, content[name]))
     for name in _WHOLE_FILES:
         if (folder / name).is_file():
-            check_file(folder / name)
+            check_file(folder / name, TEXT_BYTES)
             found[name] = file_sha256(folder / name)
     return found
 

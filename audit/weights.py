@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from ..files import check_file, one_line, parse_json, path_below, read_json
+from ..files import LONGEST_HEADER, check_file, one_line, parse_json, path_below, read_json
 from ..models.exchange.gguf_model import GGUF_TENSORS, open_weights
 from ..models.exchange.pretrained import WeightIndex
 from ..models.exchange.weight_files import INDEX
@@ -39,9 +39,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
-
-#: Bytes of the longest header that the format allows, and of a part that is read at a time.
-_LONGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, int]]:
         raise RunError(f"{path}: is empty")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(_LONGEST_HEADER, size - 8):
+        if size < 8 or length > min(LONGEST_HEADER, size - 8):
             raise RunError(f"{path}: truncated, or no safetensors file (its header would have {length:,} bytes)")
         text = file.read(length)
     try:

@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 from filelock import FileLock, Timeout
 
 from ..errors import RunError, UsageError
-from ..files import check_file, content_digest, file_sha256, path_below, read_json, strict
+from ..files import check_file, check_no_holes, content_digest, file_sha256, path_below, read_json, strict
 from ..schema import Count, Sha256
 
 META = "meta.json"
@@ -79,6 +79,7 @@ def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
     """
     for path in paths:
         check_file(path, fail=UsageError)
+        check_no_holes(path, UsageError)
     stats = [(str(path.resolve()), path.stat()) for path in paths]
     return [(name, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
 

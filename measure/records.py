@@ -16,8 +16,10 @@ from safetensors.numpy import save_file
 
 from ..errors import RunError, UsageError
 from ..files import (
+    TEXT_BYTES,
     atomic_path,
     check_file,
+    check_tensor_file,
     csv_text,
     file_sha256,
     find_folder,
@@ -42,6 +44,8 @@ from ..metrics.quantity import Quantity
 from ..schema import Bounds, Count, SchemaError, Sha256, check
 
 ARRAYS = "arrays.safetensors"
+#: Bytes of arrays that a snapshot has at most.
+MOST_ARRAYS = 1 << 32
 _MEND = "delete the folder to go on without this snapshot"
 _DTYPES = ("F32", "F64", "F16", "I32", "I64", "U8", "BOOL")
 #: Eight digits or more, and no zero before more than eight.
@@ -237,7 +241,7 @@ class Snapshot:
 
 def _read_arrays(file: Path, sha256: str | None, quantities: Mapping[str, Quantity]) -> dict[str, np.ndarray]:
     """Read the arrays of a snapshot; each declared one must hold numbers and have a dimension for each axis."""
-    check_file(file)
+    check_tensor_file(file, MOST_ARRAYS, _MEND)
     if sha256 is not None and file_sha256(file) != sha256:
         raise RunError(f"{file}: damaged (its SHA-256 is not the one in summary.json); {_MEND}")
     arrays: dict[str, np.ndarray] = {}
@@ -326,7 +330,7 @@ class RunDir:
         known = self.read_birth().get("data", {}).get("tokenizer_hash")
         if known is None:
             return self.tokenizer if self.tokenizer.is_file() else None
-        check_file(self.tokenizer)
+        check_file(self.tokenizer, TEXT_BYTES)
         if file_sha256(self.tokenizer) != known:
             raise RunError(f"{self.tokenizer}: changed since the run began (birth.json has its SHA-256); restore it")
         return self.tokenizer

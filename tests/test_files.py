@@ -11,11 +11,13 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import birthmark
-from birthmark.errors import UsageError
-from birthmark.files import csv_text, make_folder, reason_of, user_path, write_text
+from birthmark.errors import RunError, UsageError
+from birthmark.files import check_no_holes, check_tensor_file, csv_text, make_folder, reason_of, user_path, write_text
 
 PROGRAM = """
 import json, os, shutil, signal, sys, time
@@ -265,3 +267,53 @@ def test_every_safetensors_file_is_written_by_the_one_function_that_heeds_the_um
 def test_a_path_with_a_nul_character_is_refused_in_one_line(tmp_path, use):
     with pytest.raises(UsageError, match=r"a\\x00b: a path cannot hold a NUL character"):
         use(tmp_path / "a\0b")
+
+
+#: Bytes that a file says that it has, and that no disk has to hold.
+_GIANT = 16 << 30
+
+
+def _end_in_a_hole(path):
+    with path.open("r+b") as file:
+        file.truncate(_GIANT)
+
+
+@pytest.mark.parametrize("begin", [b"text", b"text" * (1 << 18)])
+def test_a_file_of_a_corpus_that_is_a_hole_is_refused_before_it_is_read(tmp_path, begin):
+    path = tmp_path / "a.txt"
+    path.write_bytes(begin)
+    check_no_holes(path)
+    _end_in_a_hole(path)
+    with path.open("r+b") as file:
+        file.seek(_GIANT // 2)
+        file.write(b"more")
+    with pytest.raises(UsageError, match=r"a\.txt: has 17,179,869,184 bytes, of which [0-9,]+ or more are a hole"):
+        check_no_holes(path, UsageError)
+
+
+def test_zeros_that_were_written_and_short_holes_are_no_hole(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(4 << 20))
+    with path.open("ab") as file:
+        for _ in range(8):
+            file.seek(1 << 16, 1)
+            file.write(b"x")
+    check_no_holes(path)
+
+
+def test_tensors_are_as_long_as_their_header_and_the_file_beside_it_say(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({"a": np.zeros(3, np.float32), "b": np.zeros((2, 2), np.int64)}, path)
+    check_tensor_file(path, 3 * 4 + 4 * 8)
+    with pytest.raises(RunError, match=r"a\.safetensors: damaged \(it has 44 bytes of tensors, not 43\); mend"):
+        check_tensor_file(path, 43, "mend")
+    size = path.stat().st_size
+    _end_in_a_hole(path)
+    with pytest.raises(RunError, match=rf"damaged \(it has 17,179,869,184 bytes, and its header says {size}\)"):
+        check_tensor_file(path)
+    # A header as long as the file, and one that is no JSON.
+    for length, words in ((_GIANT - 8, "17,179,869,176 bytes"), (8, "damaged"), (0, "0 bytes")):
+        with path.open("r+b") as file:
+            file.write(length.to_bytes(8, "little"))
+        with pytest.raises(RunError, match=rf"damaged \(its header: .*{words}" if length != 8 else words):
+            check_tensor_file(path)

@@ -158,6 +158,10 @@ def test_a_damaged_snapshot_is_named(tmp_path):
     arrays.write_bytes(arrays.read_bytes()[:40])
     with pytest.raises(RunError, match=r"arrays\.safetensors: damaged"):
         Snapshot.read(tmp_path / "s")
+    with arrays.open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RunError, match=r"arrays\.safetensors: damaged"):
+        Snapshot.read(tmp_path / "s")
     arrays.unlink()
     with pytest.raises(RunError, match=r"arrays\.safetensors: missing"):
         Snapshot.read(tmp_path / "s")

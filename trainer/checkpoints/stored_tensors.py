@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import check_file, content_digest, file_sha256, find_folder, one_line, path_below, read_json
+from ...files import check_tensor_file, content_digest, file_sha256, find_folder, one_line, path_below, read_json
 from ...measure.ranks import rank, world_size
 from ...measure.records import is_step, step_of
 from ...models.tensor_shards import Runs, TensorShard, shard_of
@@ -135,14 +135,21 @@ class CheckpointFolder:
             RunError: one is not; it is named.
         """
         for name in self.files:
-            check_file(self.path / name, mend=MEND)
+            self._check_length(name)
         for name in sorted(self.files)[part::parts]:
             if file_sha256(self.path / name) != self.files[name]:
                 raise RunError(f"{self.path / name}: damaged (its SHA-256 is not the one in {STATE}); {MEND}")
 
+    def _check_length(self, file: str) -> None:
+        """Refuse a file that is longer than the tensors are that ``state.json`` says are in it."""
+        facts = self._content["tensors"].values() if self._content["format"] == FORMAT else ()
+        sizes = ((one, getattr(torch, one["dtype"]).itemsize) for one in facts)
+        n_bytes = sum(size * piece["n"] for one, size in sizes for piece in one["pieces"] if piece["file"] == file)
+        check_tensor_file(self.path / file, n_bytes if facts else None, MEND)
+
     def _open(self, file: str) -> Any:
         if file not in self._opened:
-            check_file(self.path / file, mend=MEND)
+            self._check_length(file)
             try:
                 self._opened[file] = safe_open(self.path / file, "pt")
             except SafetensorError as error:

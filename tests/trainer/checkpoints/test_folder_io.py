@@ -155,6 +155,23 @@ def test_a_cut_file_is_found(folder):
         FolderCheckpointIO().load_checkpoint(folder)
 
 
+def test_a_file_that_is_longer_than_the_state_says_is_refused_before_it_is_read(folder):
+    file = folder / "tensors.safetensors"
+    tensors = load_file(file)
+    # Its header says the same as its length.
+    save_file(tensors | {next(iter(tensors)): torch.zeros(1 << 20)}, file)
+    with pytest.raises(
+        RunError, match=r"tensors\.safetensors: damaged \(it has [0-9,]+ bytes of tensors, not [0-9,]+\)"
+    ):
+        FolderCheckpointIO().load_checkpoint(folder)
+    with file.open("r+b") as opened:
+        opened.truncate(1 << 40)
+    with pytest.raises(
+        RunError, match=r"tensors\.safetensors: damaged \(it has 1,099,511,627,776 bytes, and its header"
+    ):
+        FolderCheckpointIO().load_checkpoint(folder)
+
+
 def test_missing_and_broken_state_is_named(folder):
     (folder / "tensors.safetensors").unlink()
     with pytest.raises(RunError, match=r"tensors\.safetensors: missing; delete the folder to go on"):
