@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import UsageError
+from ..models.user_classes import import_own, is_own, name_own_code
+from ..schema import shown
 from .arms.run import plan_arms, run_arms
 from .lineage.run import plan_lineage, run_lineage
-from .robustness.run import plan_robustness, run_robustness
 from .runner import Failure
-from .seeds.run import plan_seeds, run_seeds
 from .study_file import StudyRequest, read_fields
 from .trials import Planned, check_buildable, check_stored
 
 
 class Kind(NamedTuple):
-    """Functions for a kind of study."""
+    """Functions for a kind of study; a study file names one of the package, or any other as ``module:KIND``."""
 
     run: Callable[[StudyRequest], list[Failure]]
     """Run it; the runs that failed."""
@@ -30,24 +30,32 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     "arms": Kind(run_arms, plan_arms),
     "lineage": Kind(run_lineage, plan_lineage),
-    "robustness": Kind(run_robustness, plan_robustness),
-    "seeds": Kind(run_seeds, plan_seeds),
 }
 
 
-def kind_of(file: Path) -> str:
-    """Return the kind of a study file; UsageError if there is none of that name."""
-    kind = read_fields(file).get("kind", "arms")
-    if not isinstance(kind, str) or kind not in KINDS:
-        close = difflib.get_close_matches(str(kind), KINDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(KINDS)}"
-        raise UsageError(f"{file}: kind is {kind!r}: no such kind; {hint}")
-    return kind
+def kind_of(file: Path) -> Kind:
+    """Return the kind of a study file.
+
+    Raises:
+        UsageError: no kind has that name, or what the name imports is no kind.
+    """
+    name = read_fields(file).get("kind", "arms")
+    if isinstance(name, str) and is_own(name):
+        name_own_code(name)  # a person named the file
+        kind = import_own(name, f"{file}: kind")
+        if not isinstance(kind, Kind):
+            raise UsageError(f"{file}: kind {name} is {shown(kind)}: give a birthmark.study.table.Kind")
+        return kind
+    if not isinstance(name, str) or name not in KINDS:
+        close = difflib.get_close_matches(str(name), KINDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"give {', '.join(KINDS)} or module:KIND"
+        raise UsageError(f"{file}: kind is {name!r}: no such kind; {hint}")
+    return KINDS[name]
 
 
 def run_study(request: StudyRequest) -> list[Failure]:
     """Run the study in a file, of any kind; return the runs that failed."""
-    return KINDS[kind_of(request.file)].run(request)
+    return kind_of(request.file).run(request)
 
 
 def plan_study(request: StudyRequest) -> Planned:
@@ -56,7 +64,7 @@ def plan_study(request: StudyRequest) -> Planned:
     Raises:
         UsageError, RunError: a model that cannot be built, or a folder that holds something else.
     """
-    planned = KINDS[kind_of(request.file)].plan(request)
+    planned = kind_of(request.file).plan(request)
     for trial in planned.trials:
         check_stored(trial)
     check_buildable(planned.trials)

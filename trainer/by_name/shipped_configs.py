@@ -15,6 +15,9 @@ Kind = Literal["run", "model", "study"]
 
 _ROOT = Path(__file__).parents[2] / "configs"
 
+#: Studies that came with the package once, and their files in the repository.
+_MOVED = {"robustness": "research/robustness/study.yaml", "seeds": "research/seeds/study.yaml"}
+
 #: Folder of each kind; a bare name is looked up in this order, for a study only in its own folder.
 _FOLDERS: Mapping[Kind, Path] = {"run": _ROOT, "model": _ROOT / "models", "study": _ROOT / "studies"}
 
@@ -78,6 +81,8 @@ def find_config(name: str | Path, kind: Literal["run", "study"] = "run") -> Path
             return RunDir(path).config
         why = "without a run in it" if kind == "run" else "and no study"
         raise UsageError(f"{name}: is a folder {why}; give a YAML file")
+    if kind == "study" and path.stem in _MOVED:
+        raise UsageError(f"{name}: no such file; in the repository it is {_MOVED[path.stem]}")
     wanted = [config.name for config in shipped_configs() if (config.kind == "study") == (kind == "study")]
     short = {full.rpartition("/")[2]: full for full in wanted}
     close = difflib.get_close_matches(path.stem, short, n=1, cutoff=0.7)

@@ -23,7 +23,7 @@ from birthmark.metrics.seedprint import Fingerprint
 from birthmark.models.birth import born, digest
 from birthmark.study.lineage.results import PairResult, count_verdicts, markdown
 from birthmark.study.lineage.trials import StudyModel, lineage_trials, model_pairs, read_lineage_study, study_models
-from birthmark.study.table import kind_of
+from birthmark.study.table import KINDS, kind_of
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.saved_config import write_config
 
@@ -150,11 +150,16 @@ def test_an_impossible_study_is_refused_before_any_run(base, fields, expected, w
 
 
 def test_a_file_names_the_kind_of_its_study(write, tmp_path, capsys):
-    assert kind_of(write()) == "lineage"
-    assert kind_of(write(kind=None)) == "arms"
-    for wrong, hint in (("lineages", "did you mean lineage?"), ([3], "known are arms, lineage")):
+    assert kind_of(write()) is KINDS["lineage"]
+    assert kind_of(write(kind=None)) is KINDS["arms"]
+    for wrong, hint in (("lineages", "did you mean lineage?"), ([3], "give arms, lineage or module:KIND")):
         assert main(["ablate", str(write(kind=wrong))]) == 2
         assert f"kind is {wrong!r}: no such kind; {hint}" in capsys.readouterr().err
+    for wrong, why in (("math:pi", "is 3.14159"), ("math:tau2", "cannot be imported"), ("nothing:KIND", "cannot be")):
+        assert main(["ablate", str(write(kind=wrong))]) == 2
+        assert f"kind {wrong} {why}" in capsys.readouterr().err.replace(": cannot", " cannot")
+    assert main(["ablate", "robustness"]) == 2
+    assert "in the repository it is research/robustness/study.yaml" in capsys.readouterr().err
     assert main(["ablate", str(write()), "--arms=plain"]) == 2
     assert "--arms plain: a study of lineage has none" in capsys.readouterr().err
 

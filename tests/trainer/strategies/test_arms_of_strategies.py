@@ -17,7 +17,7 @@ from birthmark.models.birth import born, empty_decoder
 from birthmark.models.config import DropoutConfig, ExpertsConfig
 from birthmark.models.dropout import Dropout, keys_of_samples
 from birthmark.study.arms.trials import arm_trials, read_arm_study
-from birthmark.study.table import kind_of
+from birthmark.study.table import KINDS, kind_of
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups
 from birthmark.trainer.strategies.table import STRATEGIES
 
@@ -141,7 +141,7 @@ def every_arm(tmp_path_factory):
     """Every arm of every study by name; those that come to the same config once."""
     folder, found = tmp_path_factory.mktemp("trials"), {}
     for file in sorted(STUDIES.glob("*.yaml")):
-        if kind_of(file) == "arms":
+        if kind_of(file) is KINDS["arms"]:
             study = replace(read_arm_study(file), init_seeds=(0,))
             # Optimizers under strategies have a test of their own.
             if any(field.startswith("optim.") for fields in study.arms.values() for field in fields):

@@ -6,7 +6,7 @@ from scipy import special, stats
 from torch import nn
 
 from birthmark.errors import RunError
-from birthmark.study.robustness.treatments import towards, train
+from birthmark.research.robustness.treatments import towards, train
 
 
 class One(nn.Module):

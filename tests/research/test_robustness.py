@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,11 +18,13 @@ from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.metrics.seedprint import Fingerprint, compare, level_z
-from birthmark.study.robustness import results
-from birthmark.study.robustness.results import ChangedTest, change_rates, compare_changed
-from birthmark.study.robustness.run import rate_in_words
-from birthmark.study.robustness.treatments import Base, Text, Workplace, read_treatment, text_of
-from birthmark.study.robustness.trials import read_robustness_study, robustness_trials
+from birthmark.research.robustness import results
+from birthmark.research.robustness.results import ChangedTest, change_rates, compare_changed
+from birthmark.research.robustness.run import rate_in_words
+from birthmark.research.robustness.treatments import Base, Text, Workplace, read_treatment, text_of
+from birthmark.research.robustness.trials import read_robustness_study, robustness_trials
+from birthmark.research.seeds.results import read_seeds_study, seeds_trials
+from birthmark.study.trials import check_buildable
 from birthmark.trainer.by_name.model_names import open_source
 from birthmark.trainer.saved_config import write_config
 
@@ -52,7 +56,12 @@ PROBE = FingerprintProbe(n_inputs=60, seq_len=6)
 
 def write_study(folder, **changes):
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
-    content = {"kind": "robustness", "base": "run.yaml", "init_seeds": [4, 7, 9], "changes": CHANGES}
+    content = {
+        "kind": "birthmark.research.robustness.run:ROBUSTNESS",
+        "base": "run.yaml",
+        "init_seeds": [4, 7, 9],
+        "changes": CHANGES,
+    }
     content |= {"test": {"n_inputs": PROBE.n_inputs, "seq_len": PROBE.seq_len}}
     content |= {"tests": {"dimensions": {}, "matched": {"null": "matched"}}, **changes}
     file = folder / "study.yaml"
@@ -324,6 +333,17 @@ def test_a_study_that_is_impossible_is_one_line(tmp_path, fields, message):
         robustness_trials(read_robustness_study(write_study(tmp_path, **fields)), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert str(tmp_path / "study.yaml") in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [read_robustness_study, read_seeds_study])
+def test_the_study_of_the_repository_is_possible_at_every_scale(read, tmp_path):
+    study = read(Path(sys.modules[read.__module__].__file__).with_name("study.yaml"))
+    for scale in (None, *study.scales):
+        chosen = study.at(scale)
+        of_seeds = read is read_seeds_study
+        trials = seeds_trials(chosen, tmp_path) if of_seeds else robustness_trials(chosen, tmp_path).bases
+        assert {trial.seed for trial in trials} == set(chosen.init_seeds)
+        check_buildable(trials)
 
 
 def test_arms_and_a_summary_of_nothing_are_one_line(tmp_path, capsys):

@@ -18,10 +18,11 @@ from ...report.pictures.saving import save_both
 from ...report.pictures.style import INK, MUTED, RUN_COLOURS, add_legend, in_our_style, legend_line, new_figure
 from ...report.terminal import Heading, print_table
 from ...report.text import MISSING, format_value, markdown_table
-from ..runner import Failure, Outputs, end_study, leaves_results, run_as_asked
-from ..study_file import StudyRequest
-from ..trial_lock import told
-from ..trials import Planned, Trial
+from ...study.runner import Failure, Outputs, end_study, leaves_results, run_as_asked
+from ...study.study_file import StudyRequest
+from ...study.table import Kind
+from ...study.trial_lock import told
+from ...study.trials import Planned, Trial
 from .results import SeedsResult, SeedsStudy, Share, read_seeds_results, read_seeds_study, seeds_trials
 
 if TYPE_CHECKING:
@@ -234,3 +235,7 @@ def run_seeds(request: StudyRequest) -> list[Failure]:
     )
     end_study(request, out, trials, console, outputs if results else None, "finished run")
     return failures
+
+
+#: The kind of study that ``study.yaml`` names.
+SEEDS = Kind(run_seeds, plan_seeds)

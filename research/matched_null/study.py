@@ -1,13 +1,13 @@
 """Errors of the null ``matched`` about strangers, and its power for kin, after changes of the channels.
 
-    python benchmarks/matched_calibration.py births|trained|cost [--change none|…|rotation] [--births 30] …
+    python research/matched_null/study.py births|trained|cost [--change none|…|rotation] [--births 30] …
 
 ``births``: all pairs of newborn strangers of each architecture, ours and those of ``transformers``; one of each pair as
 it is, after a permutation, flips of sign, negation and factors of its channels together, or after a rotation.
 ``trained``: models of several seeds trained on the same text (bytes of Python's standard library): every pair of them,
 and every birth against what it became, under ``dimensions`` and ``matched``, after each change.
 ``cost``: time and peak memory of one comparison of weights at D 4096.
-Each line replaces its previous version in ``benchmarks/results/matched_calibration.json``; the tables beside it
+Each line replaces its previous version in ``results.json`` beside it; the tables of ``results.md``
 follow from them.
 """
 
@@ -43,7 +43,7 @@ from birthmark.models.changes.coordinates import (
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
 
-RESULTS = Path(__file__).parent / "results" / "matched_calibration.json"
+RESULTS = Path(__file__).with_name("results.json")
 SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 256, "max_seq_len": 32, "d_ff": 64}
 
 TOGETHER = "permutation, signs, negation, scale"
@@ -232,7 +232,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     parts: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         parts.setdefault(row["part"], []).append(row)
-    lines = ["# The null `matched`: calibration and power", "", "Written by `benchmarks/matched_calibration.py`.", ""]
+    lines = ["# The null `matched`: calibration and power", "", "Written by `research/matched_null/study.py`.", ""]
     if "births" in parts:
         lines += [*_of_births(parts["births"]), ""]
     if "trained" in parts:

@@ -24,11 +24,12 @@ from ...report.pictures.several_models import FULL_Z, PALE_Z
 from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, add_legend, in_our_style, legend_line, new_figure
 from ...report.terminal import bar
 from ...report.text import format_value, markdown_table
-from ..lineage.answer import FINGERPRINT_COLUMNS, describe_test, fingerprint_cells
-from ..lineage.calibration import KinRate
-from ..runner import Failure, Outputs, end_study, run_as_asked
-from ..study_file import StudyRequest
-from ..trials import Planned
+from ...study.lineage.answer import FINGERPRINT_COLUMNS, describe_test, fingerprint_cells
+from ...study.lineage.calibration import KinRate
+from ...study.runner import Failure, Outputs, end_study, run_as_asked
+from ...study.study_file import StudyRequest
+from ...study.table import Kind
+from ...study.trials import Planned
 from .results import ChangedTest, ChangeRates, ZRange, change_rates, compare_changed, strangers_of_all
 from .treatments import Base, text_of
 from .trials import UNCHANGED, RobustnessStudy, read_robustness_study, robustness_trials
@@ -331,3 +332,7 @@ def run_robustness(request: StudyRequest) -> list[Failure]:
             )
     end_study(request, out, trials.bases, console, outputs, "changed model")
     return failures
+
+
+#: The kind of study that ``study.yaml`` names.
+ROBUSTNESS = Kind(run_robustness, plan_robustness)

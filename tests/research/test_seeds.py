@@ -12,14 +12,14 @@ from scipy import stats
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.records import append_metrics
-from birthmark.study.seeds.results import (
+from birthmark.research.seeds.results import (
     mean_squares,
     read_seeds_results,
     read_seeds_study,
     seeds_trials,
     variance_shares,
 )
-from birthmark.study.seeds.run import outcome, rows_of, seeds_figure
+from birthmark.research.seeds.run import outcome, rows_of, seeds_figure
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def write(tiny, tmp_path):
 
     def write(**fields):
         file = tmp_path / "seeds.yaml"
-        file.write_text(yaml.safe_dump({"kind": "seeds", "base": "base.yaml", **fields}))
+        file.write_text(yaml.safe_dump({"kind": "birthmark.research.seeds.run:SEEDS", "base": "base.yaml", **fields}))
         return file
 
     return write
@@ -175,13 +175,13 @@ def test_intervals_cover_the_shares_as_often_as_they_say():
 
 
 def test_figures_are_read_from_the_ends_of_finished_runs(write, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("birthmark.study.seeds.run.draw_seeds", lambda study, results, out: [])
+    monkeypatch.setattr("birthmark.research.seeds.run.draw_seeds", lambda study, results, out: [])
     file = write(init_seeds=3, data_seeds=2)
     study = read_seeds_study(file)
     trials = seeds_trials(study, tmp_path / "out")
     values = simulated(np.random.default_rng(4), 3, 2, 1.0, 1.0, 0.01)
     monkeypatch.setattr("birthmark.study.trials.Trial.finished", property(lambda self: self.run.metrics.is_file()))
-    monkeypatch.setattr("birthmark.study.seeds.run.run_as_asked", lambda *_: [])
+    monkeypatch.setattr("birthmark.research.seeds.run.run_as_asked", lambda *_: [])
     for trial, value in zip(trials[:-1], values.ravel(), strict=False):
         trial.run.path.mkdir(parents=True)
         append_metrics(trial.run.metrics, 6, {"val/loss": float(value)})

@@ -99,8 +99,7 @@ def rows_of(pairs: Iterable[Pair], methods: Sequence[Method]) -> Iterator[Row]:
             start = time.process_time()
             found = compare(method, pair.a, pair.b)
             ms = 1e3 * (time.process_time() - start)
-            tested = isinstance(found, Finding)
-            score, kin = (round(found.score, 6), found.kin) if tested else (None, None)
+            score, kin = (round(found.score, 6), found.kin) if isinstance(found, Finding) else (None, None)
             yield Row(method.name, pair.relation, pair.group, pair.family, score, kin, round(ms, 3))
 
 

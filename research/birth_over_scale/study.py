@@ -1,10 +1,10 @@
 """The mark of birth from 60M to 8B parameters: births of published shapes, measured a block at a time.
 
-    python benchmarks/birth_over_scale.py --folder FOLDER [--most 1.0] [--only NAME,NAME] [--seeds 0,1,2]
+    python research/birth_over_scale/study.py --folder FOLDER [--most 1.0] [--only NAME,NAME] [--seeds 0,1,2]
 
 Every row is ``birthmark snapshot SHAPE@SEED --stream``, whose folder stays in FOLDER: after an interrupt what is there
 is not done again, and what is not asked for is named as not run. Out of all that is there it writes
-``benchmarks/results/birth_over_scale.json`` and ``.md``, and with ``--figure PNG`` a picture. ``--most``: shapes of up
+``results.json`` and ``results.md`` beside it, and with ``--figure PNG`` a picture. ``--most``: shapes of up
 to so many billions of parameters are run, small ones first; 0 runs nothing and writes what is there.
 
 Twins are one shape with three MLPs of about as many parameters: SwiGLU, and GELU and ReLU one and a half times as wide.
@@ -33,7 +33,7 @@ from birthmark.models.parameter_shapes import parameter_shapes
 from birthmark.trainer.by_name.shipped_configs import find_config, shipped_configs
 from birthmark.trainer.config_file import read_config
 
-RESULTS = Path(__file__).parent / "results/birth_over_scale"
+RESULTS = Path(__file__).with_name("results")
 N_SEQUENCES, SEQ_LEN = 32, 16
 #: Shapes whose twins are measured: one that comes with no config, and two that do.
 _SMALL = ModelConfig(d_model=256, n_layers=6, n_heads=4, vocab_size=32000, max_seq_len=256, mlp="swiglu")
@@ -164,9 +164,9 @@ def write(rows: list[dict[str, Any]], missing: list[str]) -> None:
     content = {"probe": probe, "rows": rows, "not_run": missing}
     RESULTS.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
     text = [
-        "# birth_over_scale.py",
+        "# Births over scale",
         "",
-        "    python benchmarks/birth_over_scale.py --folder FOLDER",
+        "    python research/birth_over_scale/study.py --folder FOLDER",
         "",
         f"Births, {N_SEQUENCES} random sequences of {SEQ_LEN} tokens, float32, a block at a time. Mean over births, "
         "with the smallest and the largest; of two seeds, the largest |value| over pairs of births: the cosine of "

@@ -82,8 +82,8 @@ def inputs(kin):
 
 @pytest.fixture(scope="module")
 def bench():
-    """``bench(name)``: a module of ``benchmarks/fingerprints``."""
-    return lambda name: import_module(f"fingerprints.{name}")
+    """``bench(name)``: a module of ``research/fingerprints``."""
+    return lambda name: import_module(f"birthmark.research.fingerprints.{name}")
 
 
 @pytest.fixture(scope="module")

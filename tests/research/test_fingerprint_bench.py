@@ -12,8 +12,8 @@ from birthmark.measure.hidden_states import FingerprintProbe
 
 @pytest.fixture(scope="module")
 def bench():
-    """``bench(name)``: a module of ``benchmarks/fingerprints``."""
-    return lambda name: import_module(f"fingerprints.{name}")
+    """``bench(name)``: a module of ``research/fingerprints``."""
+    return lambda name: import_module(f"birthmark.research.fingerprints.{name}")
 
 
 def test_a_hundredth_of_strangers_passes_the_threshold_of_the_others(bench):

@@ -1,11 +1,11 @@
 """Effects of adaptation on the sink and the mark of birth: LoRA, prefix tuning, and Prefix-Tuning+ at equal parameters.
 
-    python benchmarks/adapters_study.py --folder FOLDER [--seeds 0,1,2] [--figure PNG]
+    python research/adapters/study.py --folder FOLDER [--seeds 0,1,2] [--figure PNG]
 
 Each base is trained first, then adapted to data that it has not seen by every kind, and as a control by training all of
 its weights for as long. Start it in the repository, whose ``docs`` and ``models`` are the text. Figures of a base and a
 seed stay in FOLDER: after an interrupt what is there is not done again. Out of all that is there it writes
-``benchmarks/results/adapters_study.json`` and ``.md``, and with ``--figure`` a picture.
+``results.json`` and ``results.md`` beside it, and with ``--figure`` a picture.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from birthmark.trainer.config import OptimConfig
 from birthmark.trainer.module import next_token_loss, next_token_losses
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups
 
-RESULTS = Path(__file__).parent / "results/adapters_study"
+RESULTS = Path(__file__).with_name("results")
 
 BATCH = 32
 _BACKCOPY = ModelConfig(

@@ -2,7 +2,7 @@
 the effect of silencing its heads there, or of spreading their attention evenly over all keys.
 
     birthmark ablate sinks_quiet --out STUDY
-    python benchmarks/quiet_heads.py STUDY
+    python research/sinks/quiet_heads.py STUDY
 
 Reads the last checkpoint of every run of the study and asks it on held-out samples of the backcopy task. A query is
 *idle* where its token is no trigger. At idle queries alone, the outputs of all heads of one block are replaced: by 0

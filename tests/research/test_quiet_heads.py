@@ -1,7 +1,6 @@
 """Heads that are made silent or even where they are idle, against models that are so everywhere."""
 
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 import torch
@@ -9,14 +8,10 @@ import torch
 from birthmark.data.backcopy import BackCopy, trigger_mask
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.research.sinks.quiet_heads import rows_of
 from birthmark.trainer.module import next_token_losses
 
 SHAPE = ModelConfig(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, vocab_size=24, max_seq_len=12)
-
-
-@pytest.fixture(scope="module")
-def rows_of():
-    return import_module("quiet_heads").rows_of
 
 
 @pytest.fixture(scope="module", params=["plain", "calibrated"])
@@ -25,7 +20,7 @@ def model(request, enliven):
 
 
 @torch.no_grad()
-def test_even_attention_replaces_itself(rows_of, model):
+def test_even_attention_replaces_itself(model):
     samples = torch.from_numpy(BackCopy(24, 12, 0, "val").batch(0, 8))
     loud = rows_of(model, samples)[1]
     assert abs(loud.even_idle) > 1e-3
@@ -41,7 +36,7 @@ def test_even_attention_replaces_itself(rows_of, model):
 
 
 @torch.no_grad()
-def test_silent_heads_are_a_block_whose_attention_writes_nothing(rows_of, model):
+def test_silent_heads_are_a_block_whose_attention_writes_nothing(model):
     # Without triggers all queries are idle.
     samples = torch.randint(4, 24, (8, 13), generator=torch.Generator().manual_seed(0))
     found = rows_of(model, samples)[0].silent_idle

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ...study.lineage.comparison import Comparison, read_tests, tests_that_fit
+from ...study.study_file import Reader, ScaledStudy, read_scaled_study, where
+from ...study.trials import Trial, check_begins_with_births, make_trial
 from ...trainer.config_file import read_config
-from ..lineage.comparison import Comparison, read_tests, tests_that_fit
-from ..study_file import Reader, ScaledStudy, read_scaled_study, where
-from ..trials import Trial, check_begins_with_births, make_trial
 from .treatments import Treatment, read_treatment
 
 #: Folder of the runs that are changed.

@@ -32,11 +32,11 @@ from ...models.changes.sizes import first_tokens
 from ...models.changes.table import CHANGES, read_kind
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
+from ...study.trials import Trial
 from ...trainer.by_name.model_names import ModelSource, open_source
 from ...trainer.config import RunConfig
 from ...trainer.devices import device
 from ...trainer.module import next_token_loss
-from ..trials import Trial
 
 
 @dataclass(frozen=True)

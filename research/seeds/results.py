@@ -14,9 +14,9 @@ from ...errors import UsageError
 from ...measure.records import metrics_by_step
 from ...report.run_history import join_rows
 from ...report.text import finite_or_nan
+from ...study.study_file import Reader, ScaledStudy, read_scaled_study, where
+from ...study.trials import Trial, make_trial
 from ...trainer.config_file import read_config
-from ..study_file import Reader, ScaledStudy, read_scaled_study, where
-from ..trials import Trial, make_trial
 
 _FIELDS = ("base", "init_seeds", "data_seeds")
 

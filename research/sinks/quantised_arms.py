@@ -1,6 +1,6 @@
 """Measurements that predict the cost of 4-bit arithmetic: every arm of the sinks study, on the backcopy task.
 
-    python benchmarks/quantised_arms.py --out quantised-arms [--steps 300] [--batch 16] [--seeds 0,1,2]
+    python research/sinks/quantised_arms.py --out quantised-arms [--steps 300] [--batch 16] [--seeds 0,1,2]
 
 Each run is one of `birthmark ablate sinks`, by default smaller (d 32, T 32), trained by a plain loop for fewer steps.
 Then it is measured on held-out samples of the task, and its loss is taken again under simulated quantisation. One line
@@ -32,7 +32,7 @@ from birthmark.models.decoder import Decoder
 from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.trainer.config import RunConfig
 
-STUDY = Path(__file__).resolve().parents[1] / "configs" / "studies" / "sinks.yaml"
+STUDY = Path(__file__).resolve().parents[2] / "configs" / "studies" / "sinks.yaml"
 BITS = read_bits("w8a8,w4a16,w4a8,w4a4")
 #: Measurements to rank, chosen before any result was seen.
 PREDICTORS = (

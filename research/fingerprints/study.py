@@ -1,11 +1,11 @@
 """Fingerprints of models on one bench: how many kin each method finds, and how many strangers it calls kin.
 
-    nice -n 10 python benchmarks/compare_fingerprints.py [--scale tiny] [--out FOLDER] [--figure PNG]
+    nice -n 10 python research/fingerprints/study.py [--scale tiny] [--out FOLDER] [--figure PNG]
 
 Six families of small models are born, trained and changed as people change models; every pair is tested by every
-method of ``benchmarks/fingerprints/methods.py``. Writes ``fingerprints.md`` and ``.json``, by default into
-``benchmarks/results``, and the picture. ``--only GROUP`` measures the kin of one change anew, and keeps all other rows
-of the JSON. ``--pages`` writes page and picture again from it. ``--scale tiny`` is a rehearsal that measures nothing.
+method of ``methods.py``. Writes ``results.md`` and ``results.json``, by default beside it, and the picture. ``--only
+GROUP`` measures the kin of one change anew, and keeps all other rows of the JSON. ``--pages`` writes page and picture
+again from it. ``--scale tiny`` is a rehearsal that measures nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fingerprints.methods import METHODS
-from fingerprints.page import LARGER, Cost, cost_table, costs, draw, group_table, main_table, method_table
-from fingerprints.pairs import CHANGES, FULL, TINY, all_pairs
-from fingerprints.results import Row, as_json, rows_of, summaries
-from machine import ROOT, describe
 
-RESULTS, FIGURE = ROOT / "benchmarks" / "results", ROOT / "docs" / "img" / "fingerprints-compared.png"
+from birthmark.research.fingerprints.methods import METHODS
+from birthmark.research.fingerprints.page import (
+    LARGER,
+    Cost,
+    cost_table,
+    costs,
+    draw,
+    group_table,
+    main_table,
+    method_table,
+)
+from birthmark.research.fingerprints.pairs import CHANGES, FULL, TINY, all_pairs
+from birthmark.research.fingerprints.results import Row, as_json, rows_of, summaries
+from birthmark.trainer.provenance import environment, versions
+
+RESULTS = Path(__file__).parent
+FIGURE = RESULTS.parents[1] / "docs" / "img" / "fingerprints-compared.png"
 
 
 def say(text: str) -> None:
@@ -47,7 +58,8 @@ def measure(tiny: bool, file: Path, only: Sequence[str]) -> None:
     def write(line: str) -> None:
         say(line)
         minutes = f"{(time.monotonic() - start) / 60:.1f} min"
-        facts = describe("cpu") | {"load before": f"{load:.1f}", "wall time": minutes}
+        facts: dict[str, Any] = {"load before": f"{load:.1f}", "wall time": minutes}
+        facts |= versions() | environment(torch.device("cpu"), None)
         measured = {"rows": as_json(rows), "costs": [list(cost) for cost in found]}
         text = json.dumps({"machine": facts, "row": list(Row._fields), **measured}, ensure_ascii=False)
         file.write_text(text.replace("], [", "],\n[") + "\n", encoding="utf-8")
@@ -67,9 +79,9 @@ def write_pages(content: dict[str, Any], out: Path, figure: Path) -> None:
     pairs = {relation: sum(row.relation == relation for row in rows) // len(found) for relation in ("kin", "strangers")}
     facts = "; ".join(f"{name} {value}" for name, value in content["machine"].items())
     lines = [
-        "# compare_fingerprints.py",
+        "# Fingerprints on one bench",
         "",
-        "    nice -n 10 python benchmarks/compare_fingerprints.py",
+        "    nice -n 10 python research/fingerprints/study.py",
         "",
         f"{pairs['kin']} pairs of kin, {pairs['strangers']} of strangers. Rates in per cent of the tested pairs, with "
         "95 % intervals (Clopper–Pearson).",
@@ -85,7 +97,7 @@ def write_pages(content: dict[str, Any], out: Path, figure: Path) -> None:
         *("", f"## Cost of one test ({LARGER.d_model} wide, {LARGER.n_layers} blocks, V {LARGER.vocab_size})", ""),
         *cost_table(found, found_costs),
     ]
-    (out / "fingerprints.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (out / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     draw(found, figure)
 
 
@@ -100,7 +112,7 @@ def main() -> int:
     if args.scale == "tiny" and (args.out == RESULTS or args.figure == FIGURE):
         parser.error("a rehearsal measures nothing: give --out and --figure elsewhere")
     torch.set_num_threads(1)
-    file = args.out / "fingerprints.json"
+    file = args.out / "results.json"
     if not args.pages:
         measure(args.scale == "tiny", file, args.only)
     write_pages(json.loads(file.read_text()), args.out, args.figure)

@@ -20,8 +20,8 @@ from ...measure.hidden_states import FingerprintProbe, hidden_states, weights_di
 from ...metrics.config import Null
 from ...metrics.seedprint import Fingerprint
 from ...models.decoder import Decoder
-from ..lineage.calibration import KinRate
-from ..lineage.comparison import Evidence, compare_evidence, evidence_of
+from ...study.lineage.calibration import KinRate
+from ...study.lineage.comparison import Evidence, compare_evidence, evidence_of
 from .treatments import Base, SecondRole, Text, Treatment, Workplace
 from .trials import UNCHANGED, RobustnessStudy
 

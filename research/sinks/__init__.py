@@ -1,0 +1,1 @@
+"""Measurements on the runs of the study of sinks."""
