@@ -22,6 +22,7 @@ from ..metrics.quantities import LOGGED, MEASURED
 from ..metrics.quantity import Quantity
 from ..yaml_files import parse_yaml
 from .history import RunHistory
+from .numbers import format_value
 
 _NO_CONFIG = ("name", "run_dir")
 """Fields that say where a run is kept, not what it is."""
@@ -206,3 +207,85 @@ def _difference(quantity: Quantity, probe: str, pairs: Sequence[tuple[_Recorded,
 def _quantile(degrees: int) -> float:
     """Return the two-sided quantile of Student's t."""
     return float(stats.t.ppf((1 + _LEVEL) / 2, degrees))
+
+
+# ── in sentences ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_MOST_SENTENCES = 3
+"""Comparisons of two groups that have a sentence of their own."""
+_ONE_PAIR = "one pair cannot tell an effect of the config from chance"
+
+
+def comparison_in_words(runs: Sequence[RunHistory], groups: Sequence[str]) -> list[str]:
+    """Say how each group of runs differs from another in sink mass and loss, in one sentence for two groups; none for
+    one run, or for more groups than sentences can compare.
+    """
+    found = paired_differences(runs, groups)
+    if len(found) > _MOST_SENTENCES or len(runs) < 2:
+        return []
+    if found:
+        return [comparison_sentence(first, second, differences) for first, second, differences in found]
+    if len(runs) > 2:
+        return []
+    a, b = runs
+    rests_on = "they share no seed, so that the difference may be the seed's"
+    if groups[0] == groups[1]:
+        rests_on = "they differ in their seed alone, so that the difference is its chance"
+    differences = _differences([(_Recorded.of(a), _Recorded.of(b))])
+    return [comparison_sentence(a.name, b.name, differences, rests_on)] if differences else []
+
+
+def comparison_sentence(first: str, second: str, differences: Sequence[Difference], rests_on: str = _ONE_PAIR) -> str:
+    """Compare two groups of runs in sink mass, on text if measured, and validation loss.
+
+    Args:
+        first: name of the first group.
+        second: name of the second, which the sentence is about.
+        differences: all differences of the two groups.
+        rests_on: conclusion where there is one pair alone.
+    """
+    by_name = {(d.quantity.name, d.probe): d for d in differences}
+    keys = (("sink_mass", "text"), ("sink_mass", ""), ("sink_mass", "random"))
+    mass = next((by_name[key] for key in keys if key in by_name), None)
+    chosen = [d for d in (mass, by_name.get(("val/loss", ""))) if d is not None] or list(differences[:1])
+    told = [d for d in chosen if d.n_pairs]
+    if not told:
+        return f"{first} and {second} cannot be compared: no pair has finite numbers of both."
+    steps = {d.step for d in told}
+    parts = [_difference_in_words(d, first if i == 0 else "", with_step=len(steps) > 1) for i, d in enumerate(told)]
+    when = f" at step {told[0].step:,}" if len(steps) == 1 else ""
+    end = f"; {rests_on}" if any(d.interval is None for d in told) else ""
+    return f"{second} has {' and '.join(parts)}{when}{end}."
+
+
+def _difference_in_words(difference: Difference, first: str, *, with_step: bool) -> str:
+    """Write one difference: its direction, both means, and its interval if there is one."""
+    spec, name = difference.quantity.format, difference.quantity.label
+    is_loss = difference.quantity.name.startswith("val/")
+    if is_loss:
+        name = "validation loss" if difference.quantity.name == "val/loss" else name
+    elif difference.probe:
+        name += " on text" if difference.probe == "text" else " on random tokens"
+    means = [format_value(value, spec) for value in (difference.second, difference.first)]
+    than = f" than {first}" if first else ""
+    if means[0] == means[1]:
+        what = f"the same {name}{f' as {first}' if first else ''}"
+    elif is_loss:
+        what = f"a {'higher' if difference.mean > 0 else 'lower'} {name}{than}"
+    else:
+        what = f"{'more' if difference.mean > 0 else 'less'} {name}{than}"
+    numbers = means[0] if means[0] == means[1] else f"{means[0]} against {means[1]}"
+    if with_step:
+        numbers += f" at step {difference.step:,}"
+    if difference.interval is not None:
+        low, high = difference.interval
+        ends = " to ".join(signed(end, spec) for end in difference.interval)
+        holds = f", which holds 0: {difference.n_pairs} pairs cannot tell" if low <= 0 <= high else ""
+        numbers += f"; {signed(difference.mean, spec)}, {100 * _LEVEL:.0f} % interval {ends}{holds}"
+    return f"{what} ({numbers})"
+
+
+def signed(value: float, spec: str) -> str:
+    """Write a difference, with its sign."""
+    text = format_value(value, spec)
+    return f"+{text}" if value > 0 else text

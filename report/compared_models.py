@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from ..files import atomic_path, strict, write_json, write_text
+from ..findings.numbers import in_ascii
 from ..measure.model_pairs import AllPairs, Compared
 from .csv_files import LabelledArray, to_csv
 from .pictures.axes import position_axis
@@ -24,6 +25,8 @@ from .text import format_value, without_shared_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: KL in nats per token up to which two models predict alike: float32's rounding.
+_SAME_KL = 1e-5
 #: Pairs that a picture of curves has.
 _MOST_CURVES = 6
 
@@ -58,11 +61,29 @@ def _as_json(one: Compared) -> dict[str, Any]:
     return answer
 
 
+def compared_sentence(one: Compared) -> str:
+    """Say how the second of two models differs from the first; "" for other numbers of models."""
+    if len(one.pairs.names) != 2:
+        return ""
+    (first, second), pairs = without_shared_folder(one.pairs.names), one.pairs
+    kl, se, cka = float(pairs.mean_kl()[0, 1]), float(pairs.kl_se_AA[0, 1]), float(pairs.last_cka()[0, 1])
+    numbers = f"KL(A ‖ B) {format_value(kl, '.3g')} ± {format_value(se, '.1g')} nats per token, CKA of the last states "
+    numbers += format_value(cka, ".3f")
+    if (loss_A := pairs.mean_loss()) is not None:
+        apart = float(loss_A[1] - loss_A[0])
+        word = "higher" if apart > 0 else "lower"
+        numbers += f"; its loss is {format_value(abs(apart), '.3f')} nats per token {word}"
+    what = f"predicts as {first} does" if kl < _SAME_KL else f"predicts other tokens than {first}"
+    return f"{second} {what}: {numbers}. Equal models have KL 0 and CKA 1."
+
+
 def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console: Console) -> None:
     """Print a row for each pair of models, and for each step."""
     kind = "tokens of text" if probe["kind"] == "text" else "random tokens"
     title = f"{probe['n_sequences']} sequences of {probe['seq_len']} {kind}; KL in nats per token, ± standard error"
     console.print(title, highlight=False, soft_wrap=True, markup=False)
+    if sentence := compared_sentence(found[-1]):
+        console.print(in_ascii(sentence) if console.options.ascii_only else sentence, highlight=False, markup=False)
     steps, lines = any(one.step is not None for one in found), any(one.lines for one in found)
     losses = any(one.pairs.loss_AT is not None for one in found)
     shown = ["CKA,\nlast states", "KL(A ‖ B)", "KL(B ‖ A)"] + ["loss of A", "loss of B"] * losses + ["barrier"] * lines
@@ -74,9 +95,11 @@ def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console:
         barriers = {(line.a, line.b): line.barrier for line in one.lines}
         for a, b in combinations(range(len(names)), 2):
             cells = [format_value(float(cka_AA[a, b]), ".3f")]
-            cells += [f"{kl_AA[i, j]:.4g} ± {se_AA[i, j]:.1g}" for i, j in ((a, b), (b, a))]
+            cells += [
+                f"{format_value(kl_AA[i, j], '.4g')} ± {format_value(se_AA[i, j], '.1g')}" for i, j in ((a, b), (b, a))
+            ]
             if loss_A is not None:
-                cells += [f"{loss_A[i]:.4f}" for i in (a, b)]
+                cells += [format_value(loss_A[i], ".4f") for i in (a, b)]
             if lines:
                 barrier = barriers[a, b]
                 cells.append(f"{barrier.height:.4f} at α {barrier.alpha:.2g}" if barrier.height > 0 else "none")

@@ -33,8 +33,8 @@ from .sections.training import LOSS
 from .sections.training_view import TrainingView
 from .sections.value_aggregation import AGGREGATION
 from .snapshot_table import shown_columns
-from .text import step_in_words, without_shared_folder
-from .verdicts import MARKS, of_run, of_snapshot, snapshot_verdicts, verdicts
+from .text import format_value, step_in_words, without_shared_folder
+from .verdicts import MARKS, legend_of_marks, of_run, of_snapshot, snapshot_verdicts, verdicts
 
 #: Sections whose first picture represents a run, and a snapshot.
 _OF_RUN = (LOSS, SINK, DIRECTION, PERSISTENCE)
@@ -90,7 +90,11 @@ def comparison_html(compared: Compared) -> str:
     cka_AA, kl_AA = pairs.last_cka(), pairs.mean_kl()
     shown = list(combinations(range(len(names)), 2))[:_MOST_PAIRS]
     strip = [
-        (f"{names[a]} – {names[b]}", f"CKA {cka_AA[a, b]:.3f}", f"KL {kl_AA[a, b]:.3g}, back {kl_AA[b, a]:.3g} nats")
+        (
+            f"{names[a]} – {names[b]}",
+            f"CKA {format_value(cka_AA[a, b], '.3f')}",
+            f"KL {format_value(kl_AA[a, b], '.3g')}, back {format_value(kl_AA[b, a], '.3g')} nats",
+        )
         for a, b in shown
     ]
     pictures = []
@@ -123,6 +127,7 @@ def _render(title: str, figures: Sequence[tuple[str, str, str]], pictures: Seque
         pictures=shown,
         colours={"ink": INK, "muted": MUTED, "grid": GRID},
         marks={tone: mark for tone, (mark, _) in MARKS.items()},
+        legend=legend_of_marks(table.get("sentences", [])),
         **{"columns": [], "rows": [], "sentences": [], **table},
     )
     # Ids of a notebook's outputs share one page.

@@ -10,7 +10,14 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from ..files import strict
-from ..findings.compared_runs import Comparison, Difference, compare_configs, paired_differences
+from ..findings.compared_runs import (
+    Comparison,
+    Difference,
+    compare_configs,
+    comparison_in_words,
+    paired_differences,
+    signed,
+)
 from ..findings.history import Start, start_of_all
 from ..findings.inactive_sections import nothing_here
 from ..measure.records import RunDir
@@ -29,7 +36,7 @@ from .sections.training_view import PICTURED, TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import shown_columns
 from .text import MISSING, counted, format_value, printable, step_in_words
-from .verdicts import of_run, verdicts
+from .verdicts import Verdict, legend_of_marks, of_run, verdicts
 
 _MOST_PAIRS = 6
 """Comparisons of two configs that a page shows."""
@@ -65,6 +72,7 @@ def story(
     if len(runs) == 1:
         blocks.append(Prose(about_run(runs[0]), note=True))
     else:
+        blocks += [Prose(sentence) for sentence in comparison_in_words(runs, comparison.groups)]
         blocks += _compared(runs, comparison)
     start = start_of_all(run.start for run in runs)
     panels = {
@@ -155,7 +163,10 @@ def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]
 def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Block]:
     """Build the findings of every run, in sentences."""
     blocks: list[Block] = []
+    said: list[Verdict] = []
     for run in runs:
+        shown = [verdict for verdict in verdicts(run) if verdict.headline]
+        said += shown
         found = [
             Finding(
                 verdict.sentence,
@@ -165,8 +176,7 @@ def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Blo
                 places.get(verdict.section, verdict.section),
                 run.index,
             )
-            for verdict in verdicts(run)
-            if verdict.headline
+            for verdict in shown
         ]
         if not found:
             continue
@@ -176,7 +186,9 @@ def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Blo
             blocks.append(Findings(found, run.name))
         else:
             blocks.append(Fold(f"What happened in {run.name}", [Findings(found)]))
-    return blocks if len(blocks) <= 12 else [Fold("What happened in each run", blocks)]
+    if len(blocks) > 12:
+        blocks = [Fold("What happened in each run", blocks)]
+    return [*blocks, Prose(legend_of_marks(said), note=True)] if said else blocks
 
 
 def _paired(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
@@ -185,9 +197,12 @@ def _paired(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
     blocks: list[Block] = []
     for a, b, differences in found[:_MOST_PAIRS]:
         steps = {difference.step for difference in differences}
-        rows = [_cells(difference, with_step=len(steps) > 1) for difference in differences]
+        # One pair has no interval, and says so once.
+        with_interval = any(difference.n_pairs != 1 for difference in differences)
+        rows = [_cells(d, with_step=len(steps) > 1, with_interval=with_interval) for d in differences]
         when = "at their last common step" if len(steps) > 1 else f"at step {differences[0].step:,}"
-        caption = f"{b} minus {a}, over pairs of runs of the same seed; Student's interval over the pairs."
+        over = "over pairs of runs of the same seed; Student's interval over the pairs"
+        caption = f"{b} minus {a}, {over if with_interval else 'one pair of runs of the same seed: no interval'}."
         lost: dict[tuple[int, tuple[str, ...]], list[str]] = {}
         for d in differences:
             lost.setdefault((d.step, tuple(d.missing)), []).append(_compared_name(d))
@@ -198,7 +213,8 @@ def _paired(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
         ]
         if said:
             caption += f" Not finite or not recorded, so that the pair is left out: {'; '.join(said)}."
-        blocks.append(Table([when, a, b, "difference", "95 % interval", "pairs"], rows, caption=caption))
+        headings = [when, a, b, "difference", *(["95 % interval", "pairs"] if with_interval else [])]
+        blocks.append(Table(headings, rows, caption=caption))
     if not blocks:
         return []
     left_out = len(found) - len(blocks)
@@ -211,20 +227,16 @@ def _compared_name(difference: Difference) -> str:
     return difference.quantity.label + (f", {difference.probe} probe" if difference.probe else "")
 
 
-def _cells(difference: Difference, *, with_step: bool) -> list[str]:
-    """Return quantity, both means, their difference, its interval, and the number of pairs."""
+def _cells(difference: Difference, *, with_step: bool, with_interval: bool) -> list[str]:
+    """Return quantity, both means, their difference and, if wanted, its interval and the number of pairs."""
     spec = difference.quantity.format
     name = _compared_name(difference) + (f", step {difference.step:,}" if with_step else "")
-    ends = "one pair" if difference.n_pairs else MISSING
+    ends = MISSING
     if difference.interval is not None:
-        ends = " to ".join(_signed(end, spec) for end in difference.interval)
+        ends = " to ".join(signed(end, spec) for end in difference.interval)
     means = [format_value(value, spec) for value in (difference.first, difference.second)]
-    return [name, *means, _signed(difference.mean, spec), ends, str(difference.n_pairs)]
-
-
-def _signed(value: float, spec: str) -> str:
-    told = format_value(value, spec)
-    return f"+{told}" if value > 0 else told
+    cells = [name, *means, signed(difference.mean, spec)]
+    return [*cells, ends, str(difference.n_pairs)] if with_interval else cells
 
 
 # ---------------------------------------------------------------- the page
@@ -317,11 +329,20 @@ def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
     return links
 
 
+def compared_in_words(runs: Sequence[RunDir]) -> list[str]:
+    """Compare runs in sentences; none for one run."""
+    if len(runs) < 2:
+        return []
+    histories = read_runs(runs)
+    return comparison_in_words(histories, compare_configs(histories).groups)
+
+
 def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
     """Return the content of the report as JSON: per run its identity, verdicts and rows; a value that is not finite is
     None.
     """
     return {
+        "comparisons": compared_in_words(runs),
         "runs": [
             {
                 "path": str(run.folder.path),
@@ -337,7 +358,7 @@ def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
                 "rows": strict(run.rows),
             }
             for run in read_runs(runs)
-        ]
+        ],
     }
 
 

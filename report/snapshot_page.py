@@ -15,7 +15,7 @@ from .run_history import RunHistory
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
 from .text import finite_or_nan, format_value, printable, step_in_words
-from .verdicts import MARKS, of_snapshot, snapshot_verdicts
+from .verdicts import MARKS, legend_of_marks, of_snapshot, snapshot_verdicts
 
 
 def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
@@ -33,11 +33,13 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
     history = _history(snapshot, RunDir(owner) if owner is not None and RunDir.is_run(owner) else None)
     sections = sections_in_snapshot(SnapshotView(name, snapshot, history.start))
     inside = owner is not None and RunDir.is_run(owner) and out == snapshot_page(folder)
+    found = snapshot_verdicts(history)
     values: dict[str, Any] = {
         "name": name,
         "when": step_in_words(snapshot.step, history.start),
-        "verdicts": snapshot_verdicts(history),
+        "verdicts": found,
         "marks": {tone: mark for tone, (mark, _) in MARKS.items()},
+        "legend": legend_of_marks(found),
         "strip": of_snapshot(snapshot),
         "linked": {section.id for section in sections},
         "chain": navigation(sections, [snapshot]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -193,18 +192,10 @@ def is_kind(path: Path, kind: Kind) -> bool:
     return path.suffix.lower() in _ENDINGS[kind]
 
 
-def picture_path(out: str | None, default: str, *, as_json: bool) -> Path | None:
-    """Return the path of the picture: ``out`` if given, else the default; None if JSON is printed or matplotlib is
-    missing.
+def picture_path(out: str | None) -> Path | None:
+    """Return the path of the picture, which is drawn only where ``--out`` asks for it.
 
     Raises:
         UsageError: ``out`` is no PNG, or a folder.
     """
-    if out is not None:
-        return out_file(out, "picture")
-    if as_json:
-        return None
-    if importlib.util.find_spec("matplotlib") is None:
-        print("no picture: pip install 'birthmark[plots]'", flush=True)
-        return None
-    return Path(default)
+    return None if out is None else out_file(out, "picture")

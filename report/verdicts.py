@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -163,6 +163,20 @@ MARKS: Mapping[Tone, tuple[str, str]] = {
 }
 """Mark of each tone of a verdict, and its ASCII replacement."""
 
+_MEANINGS: Mapping[Tone, str] = {
+    "present": "beyond its control",
+    "weak": "beyond it, but small",
+    "absent": "no more than its control",
+    "unclear": "the numbers cannot tell",
+}
+
+
+def legend_of_marks(found: Iterable[Verdict], *, ascii_only: bool = False) -> str:
+    """Explain the marks that stand before these verdicts, in a line."""
+    tones = {verdict.tone for verdict in found}
+    separator = "   " if ascii_only else " · "
+    return separator.join(f"{MARKS[tone][ascii_only]} {_MEANINGS[tone]}" for tone in MARKS if tone in tones)
+
 
 def verdicts(history: RunHistory) -> list[Verdict]:
     """Return the verdicts on a run, the most important first; a question without numbers has no verdict."""
@@ -187,4 +201,6 @@ def printed(found: Sequence[Verdict], *, ascii_only: bool) -> Table:
     for verdict in found:
         sentence = in_ascii(verdict.sentence) if ascii_only else verdict.sentence
         lines.add_row(MARKS[verdict.tone][ascii_only], Text(sentence))
+    if found:
+        lines.add_row("", Text(legend_of_marks(found, ascii_only=ascii_only), style="dim"))
     return lines

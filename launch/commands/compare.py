@@ -55,7 +55,7 @@ def add_options(parser: Parser) -> None:
         "--out",
         type=str | None,
         metavar="DIR|PNG",
-        help="New folder for all pictures and numbers, or a picture with its numbers; by default compare.png.",
+        help="New folder for all pictures and numbers, or a picture with its numbers; none by default.",
     )
     add_json(parser)
 
@@ -72,7 +72,7 @@ def run(options: Namespace) -> int:
     folder = None if options.out is None or Path(options.out).suffix else Path(options.out)
     if folder is not None and folder.exists():
         raise UsageError(f"--out {folder}: exists already; give a new folder")
-    picture = picture_path(options.out, "compare.png", as_json=options.json) if folder is None else None
+    picture = picture_path(options.out) if folder is None else None
     groups: dict[int | None, list[str]] = {None: options.models}
     of_one_run: list[int] | None = None
     if options.step is not None:
@@ -102,10 +102,11 @@ def run(options: Namespace) -> int:
         print_compared(found, probe, Console())
     if folder is not None:
         write_folder(folder, found, answer, of_one_run)
+        print_written("pictures and numbers", folder)
     elif picture is not None:
         write_picture(picture, found)
-    if (written := folder or picture) is not None:
-        print_written("written", written)
+        print_written("picture", picture)
+        print_written("numbers", picture.with_suffix(".csv"))
     return 0
 
 

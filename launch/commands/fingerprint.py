@@ -30,7 +30,7 @@ def add_options(parser: Parser) -> None:
         "--out",
         type=str | None,
         metavar="FILE",
-        help="A page (.html) or a picture (.png); by default fingerprint.png, of three models or more.",
+        help="A page (.html) or a picture (.png) to write; none by default.",
     )
     add_strangers(parser, 2)
     parser.add_argument(
@@ -63,7 +63,7 @@ def run(options: Namespace) -> int:
 
     from ...measure.hidden_states import FingerprintProbe
     from ...models.by_block import Streaming
-    from ...report.terminal import bar, is_kind, out_file, picture_path, print_json, print_written
+    from ...report.terminal import bar, is_kind, out_file, print_json, print_written
     from ...study.lineage.answer import (
         answer_of_models,
         describe_test,
@@ -94,10 +94,7 @@ def run(options: Namespace) -> int:
     if len(options.models) < 2:
         raise UsageError("give at least two models, or --calibrate CONFIG")
     check_strangers(options)
-    if options.out is not None:
-        out: Path | None = out_file(options.out, "page", "picture")
-    else:
-        out = picture_path(None, "fingerprint.png", as_json=options.json) if len(options.models) > 2 else None
+    out = None if options.out is None else out_file(options.out, "page", "picture")
     trust = options.trust_remote_code
     sources = [open_any_source(name, trust_remote_code=trust, tell=tell) for name in options.models]
     configs = [source.config for source in sources]
@@ -192,7 +189,7 @@ def _calibrate(options: Namespace, comparison: Comparison) -> int:
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config for source in sources])
     nulls = NULLS if options.null is None else (options.null,)
     n_kin = len(kin) or options.kin_pairs
-    out = picture_path(options.out, "calibration.png", as_json=options.json)
+    out = picture_path(options.out)
     with bar("pairs", options.pairs + n_kin, quiet=options.json) as advance:
         probe, rates = calibrate(births.config, options.pairs, kin, n_kin, probe, comparison.recipe, nulls, advance)
     title = f"{Path(options.calibrate).name}, {probe.n_inputs} sequences of {probe.seq_len}, {probe.kind} probe"

@@ -86,7 +86,9 @@ def add_options(parser: Parser) -> None:
     )
     add_data(parser, "the run's own validation text")
     add_probe(parser, 64, 64)
-    parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default intervene.png.")
+    parser.add_argument(
+        "--out", type=str | None, metavar="PNG", help="Picture, with its numbers beside it; none by default."
+    )
     add_json(parser)
 
 
@@ -102,7 +104,7 @@ def run(options: Namespace) -> int:
     from ...trainer.by_name.model_names import open_any_source
     from ...trainer.devices import device
 
-    out = picture_path(options.out, "intervene.png", as_json=options.json)
+    out = picture_path(options.out)
     probe: ProbeName = options.probe or ("random" if options.data is None else "text")
     settings = SnapshotConfig(n_sequences=options.n_sequences, seq_len=options.seq_len, batch_size=options.batch_size)
     source = open_any_source(options.model)
@@ -125,6 +127,7 @@ def run(options: Namespace) -> int:
     if out is not None:
         write_intervention(found, options.model, probe, out)
         print_written("picture", out)
+        print_written("numbers", out.with_suffix(".csv"))
     return 0
 
 

@@ -62,7 +62,9 @@ def add_options(parser: Parser) -> None:
         help="Sequences to read; by default 32, and 8 of models that were trained on more than 512 positions.",
     )
     parser.add_argument("--batch_size", type=int, default=8, metavar="B", help="Sequences at once.")
-    parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default length.png.")
+    parser.add_argument(
+        "--out", type=str | None, metavar="PNG", help="Picture, with its numbers beside it; none by default."
+    )
     add_json(parser)
 
 
@@ -78,7 +80,7 @@ def run(options: Namespace) -> int:
     if problems := outside("", options, bounds):
         raise UsageError(f"--{problems[0]}")
     evict = _evict(options.evict)
-    out = picture_path(options.out, "length.png", as_json=options.json)
+    out = picture_path(options.out)
     found = _results(options, evict)
     if options.json:
         n_sequences = len(found[0].arms[0].losses_NT)
@@ -88,6 +90,7 @@ def run(options: Namespace) -> int:
     if out is not None:
         write_length(found, out)
         print_written("picture", out)
+        print_written("numbers", out.with_suffix(".csv"))
     return 0
 
 

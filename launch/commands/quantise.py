@@ -33,7 +33,9 @@ def add_options(parser: Parser) -> None:
     )
     add_data(parser, "a run's own validation text, else random tokens", "Text for the loss")
     add_probe(parser, 64, None)
-    parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default quantise.png.")
+    parser.add_argument(
+        "--out", type=str | None, metavar="PNG", help="Picture, with its numbers beside it; none by default."
+    )
     add_json(parser)
 
 
@@ -49,7 +51,7 @@ def run(options: Namespace) -> int:
     from ...trainer.devices import device
 
     bits = read_bits(options.bits)
-    out = picture_path(options.out, "quantise.png", as_json=options.json)
+    out = picture_path(options.out)
     loaded = load_named(options.model)
     seq_len = default_seq_len(loaded) if options.seq_len is None else options.seq_len
     settings = SnapshotConfig(n_sequences=options.n_sequences, seq_len=seq_len, batch_size=options.batch_size)
@@ -81,6 +83,7 @@ def run(options: Namespace) -> int:
     if out is not None:
         write_quantisation(found, options.model, out)
         print_written("picture", out)
+        print_written("numbers", out.with_suffix(".csv"))
     return 0
 
 

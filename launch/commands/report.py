@@ -41,10 +41,11 @@ def run(options: Namespace) -> int:
     """Write a page, serve it, or print its figures."""
     from rich.console import Console
 
-    from ...report.run_page import build_report, summarise
+    from ...report.csv_files import data_folder
+    from ...report.run_page import build_report, compared_in_words, summarise
     from ...report.snapshot_page import build_snapshot_page
     from ...report.snapshot_table import print_table
-    from ...report.terminal import out_file, print_json
+    from ...report.terminal import out_file, print_json, print_written
 
     if options.watch:
         return _watch([Path(path) for path in options.runs], options)
@@ -69,6 +70,9 @@ def run(options: Namespace) -> int:
         if len(runs) > 1:
             console.print(f"{run.path}", style="bold", highlight=False, soft_wrap=True, markup=False)
         print_table(run, console)
+    for sentence in compared_in_words(runs):
+        console.print(sentence, highlight=False, markup=False)
+    print_written("numbers of its pictures", data_folder(out))
     print(out)
     return 0
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from birthmark.errors import UsageError
-from birthmark.findings.compared_runs import Comparison, compare_configs, paired_differences
+from birthmark.findings.compared_runs import Comparison, compare_configs, comparison_in_words, paired_differences
 from birthmark.findings.history import RunHistory
 from birthmark.findings.inactive_sections import nothing_here
 from birthmark.measure.records import RunDir, Snapshot
@@ -79,7 +79,7 @@ def test_every_comparison_is_made_and_a_page_says_how_many_it_leaves_out(tmp_pat
     assert [block.kind for block in fold.blocks] == ["table"] * 6 + ["prose"]
     assert fold.blocks[-1].text == "4 of 10 comparisons are left out."
     assert "left out: val loss of b at step 10." in fold.blocks[0].caption
-    assert fold.blocks[1].caption.endswith("over the pairs.")
+    assert fold.blocks[1].caption.endswith("one pair of runs of the same seed: no interval.")
 
 
 def test_a_run_that_repeats_a_seed_is_no_further_seed(tmp_path, runs):
@@ -104,3 +104,32 @@ def test_a_section_is_folded_only_where_it_never_left_its_control(tmp_path):
     assert nothing_here([quiet, loud], "sink") == ""
     assert nothing_here([history(tmp_path, 0, "x", 0, "gelu", float("nan"))], "sink") == ""
     assert nothing_here([quiet], "direction") == ""
+
+
+def test_one_sentence_compares_two_configs(runs):
+    (sentence,) = comparison_in_words(runs, compare_configs(runs).groups)
+    low, high = stats.ttest_rel([0.5, 0.4], [0.1, 0.2]).confidence_interval(0.95)
+    pairs = f"+0.300, 95 % interval {low:.3f} to +{high:.3f}, which holds 0: 2 pairs cannot tell"
+    assert sentence == (
+        f"b has more sink mass than a (0.450 against 0.150; {pairs}) and a higher validation loss "
+        f"(1.450 against 1.150; {pairs}) at step 9."
+    )
+    (alone,) = comparison_in_words([runs[0], runs[2]], ["a", "b"])
+    assert alone == (
+        "b has more sink mass than a (0.500 against 0.100) and a higher validation loss (1.500 against 1.100) at step "
+        "9; one pair cannot tell an effect of the config from chance."
+    )
+    (seeds,) = comparison_in_words(runs[1::-1], ["a", "a"])
+    assert seeds.startswith("a has less sink mass than a-1 (0.100 against 0.200)")
+    assert seeds.endswith("they differ in their seed alone, so that the difference is its chance.")
+    (strangers,) = comparison_in_words([runs[0], runs[4]], ["a", "b"])
+    assert strangers.endswith("they share no seed, so that the difference may be the seed's.")
+    assert comparison_in_words(runs[:1], ["a"]) == []
+
+
+def test_one_pair_has_no_column_of_intervals(runs):
+    (fold,) = _paired([runs[0], runs[2]], compare_configs([runs[0], runs[2]]))
+    (table,) = fold.blocks
+    assert table.headings == ["at step 9", "a", "b", "difference"]
+    assert {len(row) for row in table.rows} == {4}
+    assert table.caption == "b minus a, one pair of runs of the same seed: no interval."

@@ -315,11 +315,15 @@ def test_an_intervention_leaves_a_picture_and_its_numbers(tmp_path, capsys, monk
     options = ["--layers", "1", "--position", "5", "--n_sequences", "4", "--seq_len", "12"]
     amplify = ["--kind", "amplify", "--lambda", "1,4"]
     assert main(["intervene", "c.yaml@3", *amplify, *options]) == 0
-    assert "picture: intervene.png" in capsys.readouterr().err
+    # Nobody asked for a file.
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+    capsys.readouterr()
+    assert main(["intervene", "c.yaml@3", *amplify, *options, "--out", "intervene.png"]) == 0
+    told = capsys.readouterr().err
+    assert "picture: intervene.png" in told
+    assert "numbers: intervene.csv" in told
     picture = (tmp_path / "intervene.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    assert main(["intervene", "c.yaml@3", *amplify, *options, "--out", "again.png"]) == 0
-    assert (tmp_path / "again.png").read_bytes() == picture
     capsys.readouterr()
     assert main(["intervene", "c.yaml@3", *amplify, *options, "--json"]) == 0
     passes = json.loads(capsys.readouterr().out)["passes"]
@@ -338,7 +342,7 @@ def test_an_intervention_leaves_a_picture_and_its_numbers(tmp_path, capsys, monk
     assert float(norms["4", "1"]) == passes[2]["norm_after"][0][0] > float(norms["", "1"])
     assert norms["4", "2"] == ""  # a block that is left alone
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "again.csv", "again.png", "c.yaml", "intervene.csv", "intervene.png",
+        "c.yaml", "intervene.csv", "intervene.png",
     ]  # fmt: skip
     assert main(["intervene", "c.yaml@3", "--kind", "mask", *options, "--out", "mask.png"]) == 0
     assert (tmp_path / "mask.png").is_file()

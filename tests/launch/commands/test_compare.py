@@ -87,8 +87,11 @@ def test_two_runs_after_each_step_with_the_line_between_them(run, capsys, tmp_pa
 
 def test_checkpoints_of_one_run_are_compared_with_one_another(run, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", str(run.path), "--step=0,4", *PROBE]) == 0
-    table = capsys.readouterr().out
+    assert main(["compare", str(run.path), "--step=0,4", *PROBE, "--out=compare.png"]) == 0
+    table, told = capsys.readouterr()
+    assert "tiny@4 predicts other tokens than tiny@0: KL(A ‖ B) " in table
+    assert "picture: compare.png" in told
+    assert "numbers: compare.csv" in told
     assert "tiny@0" in table
     assert "± " in table
     assert (tmp_path / "compare.png").read_bytes()[:4] == b"\x89PNG"

@@ -79,7 +79,7 @@ def test_arms_and_models_stand_side_by_side(run, tiny, capsys, tmp_path):
 
 def test_the_table_has_a_row_for_each_arm(run, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert main(["length", str(run), *FEW, "--evict=0,4", "--window=8", "--prefix=10"]) == 0
+    assert main(["length", str(run), *FEW, "--evict=0,4", "--window=8", "--prefix=10", "--out=length.png"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{run}: prefix 10, window 8"
     assert [word for word in lines[1].split() if "–" in word] == ["0–9", "10–19", "20–39", "40–47"]

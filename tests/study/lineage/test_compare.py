@@ -182,7 +182,7 @@ def test_hidden_states_are_kept_for_the_next_time(lineage, place, monkeypatch):
 
 def test_people_get_a_table_a_picture_of_three_and_the_warnings(lineage, place, tmp_path):
     names = [place / "run-7", place / "run-8", f"{place}/run-7@0"]
-    status, out, err = lineage("fingerprint", *names, json_too=False)
+    status, out, err = lineage("fingerprint", *names, "--out=three.png", json_too=False)
     assert status == 0
     assert "null dimensions, 200 sequences of 16 random tokens" in out
     assert out.startswith("A birth is shared by run-7 and run-7@0: kin have z ")
@@ -192,9 +192,9 @@ def test_people_get_a_table_a_picture_of_three_and_the_warnings(lineage, place, 
         ("run-7", "run-8", "stranger"), ("run-7", "run-7@0", "kin"), ("run-8", "run-7@0", "stranger"),
     ]  # fmt: skip
     assert str(place) not in out
-    assert (tmp_path / "fingerprint.png").read_bytes().startswith(b"\x89PNG")
-    assert "picture: fingerprint.png" in err
-    (tmp_path / "fingerprint.png").unlink()
+    assert (tmp_path / "three.png").read_bytes().startswith(b"\x89PNG")
+    assert "picture: three.png" in err
+    (tmp_path / "three.png").unlink()
     _, out, _ = lineage("fingerprint", *names[:2], "--null=analytic", json_too=False)
     assert "takes columns for independent" in out
     assert "undefined: " in out
