@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..child_python import leave_working_folder
 from ..errors import USAGE_STATUS, RunError, UsageError
 
 # Everything beyond the standard library is imported inside functions, once the working folder is off the path.
-
-
-def normal_dashes(arguments: Sequence[str]) -> list[str]:
-    """Join the words of options by underscores, as in fields: ``--init-from X`` becomes ``--init_from X``."""
-    return [
-        "--" + a[2:].partition("=")[0].replace("-", "_") + "".join(a[2:].partition("=")[1:]) if a[:2] == "--" else a
-        for a in arguments
-    ]
-
-
-def resolve_home(arguments: Sequence[str]) -> list[str]:
-    """Replace ``~/`` behind an equals sign by the user's home, since shells do not: ``--out=~/page.html``."""
-    return [re.sub(r"^([\w.-]+=)~(?=/)", lambda head: f"{head[1]}{Path.home()}", a) for a in arguments]
 
 
 def _report_failure(line: str, status: int) -> int:
@@ -55,7 +40,7 @@ def _report_failure(line: str, status: int) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    from .command_table import COMMANDS, command_parser, load_command, top_parser
+    from .command_table import COMMANDS, load_command, parse_command, top_parser
 
     name = arguments[0] if arguments else "--help"
     if name.startswith("-"):
@@ -64,10 +49,7 @@ def _run(arguments: Sequence[str]) -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else "see birthmark --help"
         raise UsageError(f"{name}: no such command; {hint}")
-    command, rest = load_command(name), list(arguments[1:])
-    if expand := getattr(command, "expand", None):
-        rest = expand(rest)
-    return command.run(command_parser(name).parse_args(rest))
+    return load_command(name).run(parse_command(name, arguments[1:]))
 
 
 def _ignore_stops() -> None:
@@ -82,12 +64,14 @@ def _ignore_stops() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (it failed), 2 (wrong usage), 130 (interrupted)."""
-    arguments = resolve_home(normal_dashes(sys.argv[1:] if argv is None else argv))
     if argv is None:
         leave_working_folder()
     from ..files import one_line
     from ..models.user_classes import name_own_code
     from ..urls import hide_credentials
+    from .words import normal_dashes, resolve_home
+
+    arguments = resolve_home(normal_dashes(sys.argv[1:] if argv is None else argv))
 
     if argv is None:
         # Loggers record what is asked for.

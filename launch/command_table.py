@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Protocol, cast
@@ -10,6 +11,7 @@ from jsonargparse import Namespace
 
 from .. import __version__
 from ..trainer.config_parser import Parser
+from .words import arrange
 
 #: In the order of ``birthmark --help``. Each is a module in `commands`, and is named as the module is.
 COMMANDS = (
@@ -47,7 +49,7 @@ class Command(Protocol):
     """Interface of a module in `commands`.
 
     It imports frameworks inside `run` only, so that help and completion are quick. A module may also have
-    ``expand(arguments) -> arguments``, which rewrites the words of the command line before they are parsed.
+    ``expand(arguments) -> arguments``, which rewrites the words of the command line, arranged, before they are parsed.
     """
 
     SUMMARY: str
@@ -78,6 +80,24 @@ def command_parser(name: str) -> Parser:
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     command.add_options(parser)
     return parser
+
+
+def parse_command(name: str, words: Sequence[str]) -> Namespace:
+    """Parse the words after a command's name.
+
+    Args:
+        name: the command.
+        words: the words, with underscores in options (`normal_dashes`).
+
+    Raises:
+        UsageError: an unknown option, a name too many or too few, a value of another type; the message repeats it.
+    """
+    parser = command_parser(name)
+    arranged = arrange(parser, words)
+    if expand := getattr(load_command(name), "expand", None):
+        arranged = expand(arranged)
+    found: Namespace = parser.parse_args(arranged)
+    return found
 
 
 def top_parser() -> Parser:

@@ -13,8 +13,11 @@ from jsonargparse import Namespace
 from ..errors import UsageError
 from ..measure.config import MOST_STRANGERS, SnapshotConfig
 from ..schema import SEEDS, shown
+from ..trainer.config import RunConfig
+from ..trainer.config_file import read_config
 from ..trainer.config_parser import Parser, unknown_fields
 from ..urls import keep_credentials_in
+from .words import FORM
 
 #: Exit status of commands that check something, if the check fails.
 WRONG = 3
@@ -45,17 +48,20 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def add_config(parser: Parser) -> None:
-    """Add the argument that takes a config of a run or of a model."""
-    parser.add_argument(
-        "config", type=str, metavar="CONFIG", help="YAML file of a run or of a model, or a run's folder."
-    )
+def add_config(parser: Parser, by_default: str | None = None) -> None:
+    """Add the argument that takes a config of a run or of a model, and ``--set`` for fields of it."""
+    text = "YAML file of a run or of a model, the name of one of `birthmark configs`, or a run's folder"
+    if by_default is None:
+        parser.add_argument("config", type=str, metavar="CONFIG", help=f"{text}.")
+    else:
+        text = f"{text}; by default {by_default}."
+        parser.add_argument("config", type=str, nargs="?", default=by_default, metavar="CONFIG", help=text)
+    add_overrides(parser, "Change fields of the config.")
 
 
-def add_run(parser: Parser) -> None:
-    """Add the arguments that take a run and one of its checkpoints."""
-    parser.add_argument("run", type=str, metavar="RUN", help="Folder that `pretrain` wrote.")
-    parser.add_argument("--step", type=int | None, metavar="N", help="Checkpoint after N steps; by default the last.")
+def config_with_overrides(options: Namespace) -> RunConfig:
+    """Read the config that `add_config` takes, with the fields of ``--set``."""
+    return read_config(options.config, read_overrides(options["set"]))
 
 
 def read_numbers(option: str, text: str, example: str, check: Callable[[int, int], object]) -> list[int]:
@@ -198,7 +204,7 @@ def check_stream(options: Namespace) -> None:
 
 
 def add_overrides(parser: Parser, what: str) -> None:
-    """Let a command take ``--set``; ``what`` is its help."""
+    """Let a command take ``--set``, and fields of a run as options; ``what`` is its help."""
     parser.add_argument("--set", type=str, nargs="+", default=[], metavar="FIELD=VALUE", help=what)
 
 
@@ -216,8 +222,9 @@ def read_overrides(words: Sequence[str], refused: Sequence[str] = (), why: str =
     found: dict[str, str] = {}
     for word in words:
         field, equals, value = word.partition("=")
+        field = field.replace("-", "_")
         if not equals or not field:
-            raise UsageError(f"--set {word}: write FIELD=VALUE, as in trainer.max_steps=100")
+            raise UsageError(f"--set {word}: {FORM}")
         if field in refused:
             raise UsageError(f"--set {word}: {why}")
         if unknown := unknown_fields([field]):

@@ -28,8 +28,9 @@ import torch
 import yaml
 from markdown_it import MarkdownIt
 
-from birthmark.launch.cli import main, normal_dashes
-from birthmark.launch.command_table import COMMANDS, command_parser, load_command
+from birthmark.launch.cli import main
+from birthmark.launch.command_table import COMMANDS, parse_command
+from birthmark.launch.words import normal_dashes
 from birthmark.trainer.by_name import shipped_configs
 
 #: Of the repository, whichever birthmark is imported: that of a wheel must run the same blocks.
@@ -93,10 +94,8 @@ def without_variables(words):
 def parse(arguments):
     """The real parser's view of a command line; a wrong one is an error."""
     name, *rest = normal_dashes(arguments)
-    if expand := getattr(load_command(name), "expand", None):
-        rest = expand(rest)
     with contextlib.suppress(SystemExit) if "--help" in rest else contextlib.nullcontext():
-        command_parser(name).parse_args(rest)
+        parse_command(name, rest)
 
 
 def check_parses(block):

@@ -32,6 +32,13 @@ class Parser(ArgumentParser):
     fields.
     """
 
+    bare = ""
+    """Option that a word without an option stands for, if the command has no argument for it."""
+    bare_kind = ""
+    """Kind of name that it takes, as a metavar has it: CONFIG or MODEL."""
+    passes_on = False
+    """True if the words of the command line are those of another command, in their order."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
@@ -48,7 +55,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the message as one line, without a usage text."""
-        names = [action.dest for action in self._actions if action.dest != "help"]
+        names = [name.lstrip("-") for name in self._option_string_actions if name not in ("-h", "--help")]
         raise UsageError(one_line(message, names, self.prog))
 
 
@@ -148,8 +155,11 @@ def _values_of(option: str, words: Sequence[str]) -> list[str]:
     return after + [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
 
 
-def add_run_fields(parser: ArgumentParser) -> None:
-    """Let ``parser`` take every field of a run, and ``--config`` files that hold some of them."""
+def add_run_fields(parser: Parser) -> None:
+    """Let ``parser`` take every field of a run, and ``--config`` files that hold some of them: words alone are such
+    files.
+    """
+    parser.bare, parser.bare_kind = "config", "CONFIG"
     parser.add_argument(
         "--config",
         action=ConfigFile,
@@ -172,10 +182,10 @@ def _fields(config: type) -> tuple[str, ...]:
 def unknown_fields(names: Iterable[str]) -> list[str]:
     """Write a line about each name that is neither a field of a run nor a group of fields."""
     known = _fields(RunConfig)
-    return [_unknown(name, known, "birthmark pretrain") for name in names if name not in known]
+    return [unknown_option(name, known, "birthmark pretrain") for name in names if name not in known]
 
 
-def _unknown(name: str, known: Sequence[str], command: str) -> str:
+def unknown_option(name: str, known: Sequence[str], command: str) -> str:
     """Write a line about a field or an option that does not exist, with the one that was probably meant."""
     last = name.rpartition(".")[2]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [
@@ -222,7 +232,7 @@ def one_line(message: str, options: Sequence[str], command: str) -> str:
     line = " ".join(message.split())
 
     def unknown(name: str) -> str:
-        return _unknown(name, options, command)
+        return unknown_option(name, options, command)
 
     for pattern, rewrite in (
         (r"Group '([^']+)' does not accept option '([^']+)'", lambda m: unknown(f"{m[1]}.{m[2]}")),
@@ -233,6 +243,7 @@ def one_line(message: str, options: Sequence[str], command: str) -> str:
             lambda m: f"{m[1]}: missing; see {command} --help",
         ),
         (r"unrecognized arguments: --?([^ =]+)", lambda m: unknown(m[1])),
+        (r"unrecognized arguments: ([^ ]+)", lambda m: f"{m[1]}: one name too many; see {command} --help"),
         (
             r"Parser key \"([^\"]+)\": Expected a (?:typing\.)?(.+?)\. Got value: (.*)",
             lambda m: f"{m[1]}: {m[3]!r} is not {_kind(m[2])}",

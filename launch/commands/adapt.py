@@ -24,17 +24,16 @@ def add_options(parser: Parser) -> None:
     parser.usage = "birthmark adapt MODEL --adapter.kind KIND [--config YAML] [--FIELD VALUE ...] | --resume RUN"
     parser.add_argument("--resume", type=str | None, metavar="RUN", help="Go on with the run in this folder.")
     add_run_fields(parser)
+    parser.bare, parser.bare_kind = "init_from", "MODEL"
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """Read a leading ``MODEL`` as ``--init_from MODEL``; add a learning rate if there is neither a config nor a rate.
+    """Add a learning rate if there is neither a config nor a rate.
 
     Raises:
         UsageError: no model to adapt is named.
     """
     words = list(arguments)
-    if words and not words[0].startswith("-"):
-        words[:1] = [f"--init_from={words[0]}"]
     named = {word.partition("=")[0] for word in words}
     if "--resume" in named or {"-h", "--help"} & named:
         return pretrain.expand(words)

@@ -9,9 +9,8 @@ from typing import Any
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
-from ..options import add_config, add_json, check_seed
+from ..options import add_config, add_json, check_seed, config_with_overrides
 
 SUMMARY = "Re-create a birth from config and seed: its certificate and, if wanted, its weights."
 
@@ -31,7 +30,7 @@ def run(options: Namespace) -> int:
     from ...plan.describe import describe
     from ...report.terminal import bar, print_json
 
-    config = read_config(Path(options.config))
+    config = config_with_overrides(options)
     seed = config.init_seed if options.seed is None else options.seed
     check_seed("seed", seed)
     out = Path(options.out) if options.out else None

@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 from ...errors import UsageError
 from ...trainer.by_name.shipped_configs import shipped_configs
 from ...trainer.config_parser import ConfigFile, Parser
+from ..words import named_arguments, normal_dashes
 
 SUMMARY = "Print the script with which bash, zsh or fish completes commands, fields and values."
 
@@ -52,6 +53,10 @@ def complete() -> None:
         # The parser's own words begin after the command's name.
         os.environ["_ARGCOMPLETE"] = "2"
         parser = command_parser(words[1])
+        add_names(parser)
+        # A field with dashes is completed with underscores.
+        head, _, last = os.environ["COMP_LINE"].rpartition(" ")
+        os.environ["COMP_LINE"] = f"{head} {normal_dashes([last])[0]}"
     else:
         parser = top_parser()
     files = _argcomplete().completers.FilesCompleter()
@@ -59,6 +64,15 @@ def complete() -> None:
         if (values := _values(action, files)) is not None:
             action.completer = values  # type: ignore[attr-defined]
     parser.parse_args([])  # jsonargparse hands itself to argcomplete, which answers and leaves
+
+
+def add_names(parser: Parser) -> None:
+    """Add the options and the words by which names may be given too (launch/words.py), for completion alone."""
+    for option, action in named_arguments(parser).items():
+        kind = parser.bare_kind if action.dest == parser.bare else action.metavar
+        parser.add_argument(option, type=str, metavar=kind)
+    if parser.bare:
+        parser.add_argument("names", type=str, nargs="*", metavar=parser.bare_kind)
 
 
 def _values(action: Action, files: Callable[..., Sequence[str]]) -> Callable[..., Sequence[str]] | None:
@@ -77,7 +91,11 @@ def _values(action: Action, files: Callable[..., Sequence[str]]) -> Callable[...
         return None
     if not any(kind is str or get_origin(kind) is list for kind in kinds):
         return lambda prefix, **_: []
-    configs = [config.name for config in shipped_configs()] if action.metavar in ("CONFIG", "MODEL", "STUDY") else []
+    configs = (
+        [config.name for config in shipped_configs()]
+        if {"CONFIG", "MODEL", "STUDY", "SUITE"} & set(str(action.metavar).split("|"))
+        else []
+    )
     return lambda prefix, **more: [*files(prefix, **more), *(name for name in configs if name.startswith(prefix))]
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 from rich.console import Console
 
 from ...errors import UsageError
-from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
-from ..options import add_json, add_overrides, read_overrides
+from ..options import add_config, add_json, config_with_overrides
 
 SUMMARY = "Show what a run reads: its sources, how often each, samples in words, and the batch of any step."
 
@@ -23,11 +21,10 @@ _CHARS, _DOCUMENT_CHARS = 240, 40
 
 def add_options(parser: Parser) -> None:
     """Add the options that name the run and one of its steps."""
-    parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run.")
+    add_config(parser)
     parser.add_argument(
         "--step", type=int | None, metavar="N", help="Show the batch that optimizer step N trains on, from 1."
     )
-    add_overrides(parser, "Change the config.")
     add_json(parser)
 
 
@@ -42,7 +39,7 @@ def run(options: Namespace) -> int:
     from ...report.terminal import print_json
     from ...trainer.initial_model import resolve_init_from
 
-    config = resolve_init_from(read_config(Path(options.config), read_overrides(options["set"])))
+    config = resolve_init_from(config_with_overrides(options))
     sizes, max_steps, step = config.trainer.batch_sizes, config.trainer.max_steps, options.step
     if step is not None and not 1 <= step <= max_steps:
         raise UsageError(f"--step {step}: give 1 to trainer.max_steps ({max_steps})")

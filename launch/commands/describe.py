@@ -7,21 +7,17 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from ...trainer.config_file import read_config
+from ...errors import UsageError
 from ...trainer.config_parser import Parser
-from ..options import add_json, tell
+from ..options import MODEL_NAMES, add_json, add_overrides, config_with_overrides, tell
 
 SUMMARY = "Show what a model is made of, without allocating it."
 
 
 def add_options(parser: Parser) -> None:
     """Add the options that name the config or the model."""
-    parser.add_argument(
-        "config",
-        type=str,
-        metavar="CONFIG",
-        help="YAML file of a run or of a model, a run's folder, a folder of transformers or a GGUF file.",
-    )
+    parser.add_argument("config", type=str, metavar="CONFIG|MODEL", help=f"A config, or {MODEL_NAMES}.")
+    add_overrides(parser, "Change fields of the config.")
     add_json(parser)
 
 
@@ -35,7 +31,9 @@ def run(options: Namespace) -> int:
 
     name = options.config
     is_model = names_gguf(name) or (Path(name) / "config.json").is_file()
-    description = _of_model(name) if is_model else describe(read_config(Path(name)).model)
+    if is_model and options["set"]:
+        raise UsageError(f"--set {options['set'][0]}: {name} is a model with weights; leave it out, or give a config")
+    description = _of_model(name) if is_model else describe(config_with_overrides(options).model)
     if options.json:
         print_json(description)
     else:

@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 
 from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
-from ..options import add_json, add_overrides, read_overrides
+from ..options import add_config, add_json, read_overrides
 
 SUMMARY = (
     "Show what a run finds on this machine (libraries, devices, launchers, disk, W&B), and whether it would start."
@@ -21,15 +21,7 @@ _MARKS = {"ok": "[green]ok[/green]  ", "note": "[yellow]note[/yellow]", "stop": 
 
 def add_options(parser: Parser) -> None:
     """Add the options that name the run in question."""
-    parser.add_argument(
-        "config",
-        type=str,
-        nargs="?",
-        default="demo",
-        metavar="CONFIG",
-        help="YAML file of a run, or the name of one that comes with the package.",
-    )
-    add_overrides(parser, "Change the config.")
+    add_config(parser, by_default="demo")
     add_json(parser)
 
 

@@ -21,7 +21,6 @@ from ...trainer.config_file import config_of
 from ...trainer.config_parser import Parser
 from ...urls import hide_credentials
 from ..grids import fill_in, write_executable
-from . import pretrain
 
 SUMMARY = "Start one run in several processes, or write the script that does: torchrun, deepspeed or slurm."
 
@@ -80,6 +79,7 @@ _NUMBERS = {"nproc": (1, 10**6), "max_restarts": (0, 10**6), "port": (1, 65535),
 
 def add_options(parser: Parser) -> None:
     """Add the options for the launcher, its settings, and the arguments of `pretrain`."""
+    parser.passes_on = True
     parser.usage = "birthmark launch torchrun|deepspeed|slurm [--write FILE] [options] [any option of pretrain]"
     parser.add_argument("launcher", type=str, metavar="LAUNCHER", help=f"{', '.join(_LAUNCHERS)}.")
     parser.add_argument(
@@ -153,11 +153,11 @@ def _check_value(name: str, value: str) -> None:
 
 def _check_run(words: Sequence[str], *, whole: bool) -> RunConfig | None:
     """Check the run, and return it if the check is of the ``whole``, not of the fields' names and types alone."""
-    from ..command_table import command_parser
+    from ..command_table import parse_command
 
     if {"-h", "--help"} & set(words):
         raise UsageError("launch: birthmark pretrain --help lists what a run is given")
-    parsed = command_parser("pretrain").parse_args(pretrain.expand(words))
+    parsed = parse_command("pretrain", words)
     return config_of(parsed) if whole else None
 
 

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
 from ...errors import UsageError
 from ...trainer.config import RunConfig
-from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
 from ...trainer.gpu_specs import GPUS
 from ...trainer.strategies.table import STRATEGIES
-from ..options import add_overrides, read_overrides
+from ..options import add_config, config_with_overrides
 
 SUMMARY = "Show whether a run fits on a cluster and what it takes there (docs/cluster.md)."
 
 
 def add_options(parser: Parser) -> None:
     """Add the options for the run, the cluster, and the assumptions about both."""
-    parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run.")
+    add_config(parser)
     parser.add_argument("--n_gpus", type=int, required=True, metavar="N", help="GPUs, each with one process.")
     parser.add_argument(
         "--gpu", type=str, default="h100-80gb", help=f"{', '.join(GPUS)}; cpu: processes on this machine."
@@ -31,7 +28,6 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--strategy", type=str | None, metavar="NAME", help=f"In place of the config's: {', '.join(STRATEGIES)}."
     )
-    add_overrides(parser, "Change the config.")
     parser.add_argument(
         "--mfu",
         type=float | None,
@@ -63,11 +59,11 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="Print it as JSON, in bytes and seconds.")
 
 
-def _planned_config(file: Path, overrides: Mapping[str, Any], strategy: str | None) -> RunConfig:
+def _planned_config(config: RunConfig, strategy: str | None) -> RunConfig:
     from ...plan.planner import with_strategy
     from ...trainer import initial_model
 
-    config = initial_model.resolve_init_from(read_config(file, overrides))
+    config = initial_model.resolve_init_from(config)
     if config.adapter.is_on:
         raise UsageError(
             f"adapter.kind is {config.adapter.kind}: a plan counts a training of all weights, which takes more; plan "
@@ -111,7 +107,7 @@ def run(options: Namespace) -> int:
         bandwidth,
         options.exposed,
     )
-    config = _planned_config(Path(options.config), read_overrides(options["set"]), options.strategy)
+    config = _planned_config(config_with_overrides(options), options.strategy)
     planner = Planner(config, cluster)
     config = planner.config
     # On CPU every micro-batch would be a rehearsal of its own.

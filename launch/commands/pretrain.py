@@ -27,7 +27,7 @@ SUMMARY = "Train a model and snapshot its biases at birth and at every checkpoin
 
 def add_options(parser: Parser) -> None:
     """Add the options that name a config or a run to resume, and those of all fields of a run."""
-    parser.usage = "birthmark pretrain [--config YAML | --resume RUN] [--FIELD VALUE ...]"
+    parser.usage = "birthmark pretrain [CONFIG | --resume RUN] [--FIELD VALUE ...]"
     parser.add_argument("--resume", type=str | None, metavar="RUN", help="Go on with the run in this folder.")
     add_run_fields(parser)
 

@@ -10,27 +10,25 @@ from typing import Any
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
-from ..options import add_json, add_overrides, read_overrides
+from ..options import add_config, add_json, config_with_overrides
 
 SUMMARY = "Tokenise the text of a run once, before it starts (docs/tokens.md)."
 
 
 def add_options(parser: Parser) -> None:
     """Add the options for the config and the resources to use."""
-    parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run.")
+    add_config(parser)
     parser.add_argument("--workers", type=int | None, metavar="N", help="Processes, in place of data.n_workers.")
     parser.add_argument(
         "--out", type=str | None, metavar="DIR", help="Folder of the shards, in place of data.cache_dir."
     )
-    add_overrides(parser, "Change the config.")
     add_json(parser)
 
 
 def run(options: Namespace) -> int:
     """Tokenise the data, and say what is there now."""
-    config = read_config(Path(options.config), read_overrides(options["set"]))
+    config = config_with_overrides(options)
     if config.init_from:
         from ...trainer.initial_model import resolve_init_from  # with torch and Lightning, half a gigabyte
 

@@ -14,9 +14,7 @@ SUMMARY = "Check whether a certificate lists a checkpoint, and whether that desc
 def add_options(parser: Parser) -> None:
     """Add the options for the certificate, the checkpoint and the revealed seed."""
     parser.add_argument("certificate", type=str, metavar="CERT", help="File that `certify` wrote.")
-    parser.add_argument(
-        "checkpoint", type=str, metavar="CHECKPOINT", help=MODEL_NAMES[0].upper() + MODEL_NAMES[1:] + "."
-    )
+    parser.add_argument("checkpoint", type=str, metavar="MODEL", help=MODEL_NAMES[0].upper() + MODEL_NAMES[1:] + ".")
     parser.add_argument(
         "--reveal", type=int | None, metavar="SEED", help="The run's init_seed, with --salt or --secret."
     )

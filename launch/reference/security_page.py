@@ -56,7 +56,7 @@ _HUB = "the hub, of a model that is no path"
 _CORPUS = "the URLs and hub of `data`"
 _OWN = "`module:Class` of the config"
 _MODEL = Reach(
-    ("out", "working", "cache", "libraries", "temporary"), (), _HUB, f"{_OWN}; the model's, by `--trust-remote-code`"
+    ("out", "working", "cache", "libraries", "temporary"), (), _HUB, f"{_OWN}; the model's, by `--trust_remote_code`"
 )
 _TRAINS = Reach(
     ("run", "cache", "libraries", "temporary"),

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from birthmark.launch.cli import main
-from birthmark.launch.command_table import command_parser
-from birthmark.launch.commands import pretrain
+from birthmark.launch.command_table import parse_command
 from birthmark.trainer.config_file import config_of
 
 
@@ -58,7 +57,7 @@ def test_the_command_starts_the_run_that_was_asked_about(strategy, doctor):
     words = shlex.split(answer["run"]["command"])
     start = words.index("--config")
     assert words[:start] == ["birthmark", *(["pretrain"] if strategy == "single" else words[1:start])]
-    run = config_of(command_parser("pretrain").parse_args(pretrain.expand(words[start:])))
+    run = config_of(parse_command("pretrain", words[start:]))
     assert (run.trainer.strategy, run.trainer.max_steps, run.log.project) == (strategy, 7, "two words")
 
 

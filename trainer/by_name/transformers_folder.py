@@ -179,7 +179,7 @@ def find_their_folder(
     if code and not trust_remote_code and not _is_known(name, config["model_type"]):
         raise UsageError(
             f"{name}: {config['model_type']} models bring code of their own ({', '.join(code)}), which is run only "
-            "with --trust-remote-code; read it first"
+            "with --trust_remote_code; read it first"
         )
     runs_code = bool(code) and trust_remote_code
     if runs_code:

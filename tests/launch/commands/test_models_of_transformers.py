@@ -145,7 +145,7 @@ def test_code_of_a_model_is_never_run_without_the_flag(command, own_code, said, 
     (tmp_path / "a.yaml").write_text(BIRTH)
     error = said(2, command, *more).err
     assert f"{folder}: of_its_own models bring code of their own (own_model.py)" in error
-    assert "only with --trust-remote-code" in error
+    assert "only with --trust_remote_code" in error
     assert error.count("\n") == 1
     assert not marker.exists()
     error = said(0, command, *more, "--trust-remote-code", "--seq_len=8").err
