@@ -1,8 +1,8 @@
 """Rows of tables that are damaged: found, named with file and line, and left out up to ``data.max_bad_rows``.
 
 A row of a .jsonl file is bad if its line is not a JSON object, not UTF-8, or holds anything but text (or null) in the
-text's column; a row of a .csv file if it has more fields than the header, or is not UTF-8. Rows of columnar files
-cannot be left out: a damaged file is named.
+text's column; a row of a .csv file if it has more fields than the header, or is not UTF-8. These are found here. A row
+of any table is bad if its text is not UTF-8, which `birthmark.data.row_corpora` finds; a damaged file is named.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .cache import Meta, build_once, facts_of_files, file_states, fingerprint, t
 _COPIED = 1 << 20
 #: Bytes of the longest row of a file of lines: readers hold several times as much.
 _MOST_LINE = 1 << 27
-#: UTF-8's, read as Latin-1.
-_BYTE_ORDER_MARK = "\xef\xbb\xbf"
+#: UTF-8's.
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 #: Characters of the longest field: the most that `csv` takes on every platform.
 _MOST_FIELD = (1 << 31) - 1
-_MEND = "mend it, or raise data.max_bad_rows, which leaves such rows out"
+MEND = "mend it, or raise data.max_bad_rows, which leaves such rows out"
 
 
 class _BadRow(NamedTuple):
@@ -96,7 +96,7 @@ def without_bad_rows(
                 _copy_without(path, bad, scratch / f"{number:05d}-{path.name}")
         return {"files": facts_of_files(scratch), "bad": counts}
 
-    folder = cache_dir / f"cleaned-{fingerprint(files=file_states(files), column=column, format=2)[:16]}"
+    folder = cache_dir / f"cleaned-{fingerprint(files=file_states(files), column=column, format=3)[:16]}"
     if not folder.is_dir() and not takes_files(cache_dir) and not any(found()):
         return list(files), 0
     counts = build_once(folder, build, verify, schema=_CleanedMeta)["bad"]
@@ -107,25 +107,17 @@ def without_bad_rows(
     return [folder / f"{i:05d}-{p.name}" if n else p for i, (p, n) in enumerate(zip(files, counts, strict=True))], n_bad
 
 
-def check_first_row(path: Path, column: str) -> None:
-    """Check that a .jsonl or .csv file begins like one: readers fail badly on others.
+def check_first_row(path: Path) -> None:
+    """Check that the first row of a .csv file has no more fields than the header.
 
-    pyarrow's of .jsonl parses on threads, and some errors end the process in place of the parsing (apache/arrow#49272
-    is one); a file that begins with a list or with an object of several lines is left to it, which may know it. pandas
-    compares every row of a .csv file with those before it, and the first row with none: where that has more fields than
-    the header, it takes the first column as names of the rows, and each text from the column beside.
+    pandas compares every row with those before it, and the first with none: it would take the first column as names of
+    the rows, and each text from the column beside.
 
     Raises:
-        UsageError: the file begins otherwise; the message names the line.
+        UsageError: it has more, or is not UTF-8; the message names the line.
     """
-    if (suffix := path.suffix.lower()) == ".jsonl":
-        with path.open("rb") as file:
-            number, line = next(((n, line) for n, line in enumerate(file, 1) if line.strip()), (0, b"{"))
-        if not line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"[")):
-            raise UsageError(f"{path}: line {number} {_why_no_row(line, column)}; {_MEND}")
-    elif suffix == ".csv":
-        for row in _bad_among(islice(_records(path), 2), path):
-            raise UsageError(f"{path}: line {row.line} {row.reason}; {_MEND}")
+    for row in _bad_among(islice(_records(path), 2), path) if path.suffix.lower() == ".csv" else ():
+        raise UsageError(f"{path}: line {row.line} {row.reason}; {MEND}")
 
 
 def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
@@ -137,7 +129,7 @@ def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
     found: list[_BadRow] = []
     for row in _BAD_ROWS.get(path.suffix.lower(), _none)(path, column):
         if len(found) == most:
-            raise UsageError(f"{path}: line {row.line} {row.reason}; {_MEND}")
+            raise UsageError(f"{path}: line {row.line} {row.reason}; {MEND}")
         found.append(row)
     return found
 
@@ -173,17 +165,34 @@ def _bad_lines(path: Path, column: str) -> Iterator[_BadRow]:
             start += len(line)
 
 
+def row_of(line: bytes) -> Any:
+    """Return the content of a line of a .jsonl file; ValueError says why it has none."""
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 ({error.reason})") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON ({reason_of(error)})") from None
+
+
+def text_of(row: Any, column: str) -> str | None:
+    """Return a row's text, None without one; ValueError says why it is no row."""
+    if not isinstance(row, dict):
+        raise ValueError(f"is no JSON object but {type(row).__name__}")
+    value = row.get(column)
+    if value is None or isinstance(value, str):
+        return value
+    raise ValueError(f"has {type(value).__name__}, not text, as {column!r}")
+
+
 def _why_no_row(line: bytes, column: str) -> str:
     try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return f"is not UTF-8 ({error.reason})"
-    except (ValueError, RecursionError) as error:
-        return f"is no JSON ({reason_of(error)})"
-    if not isinstance(row, dict):
-        return f"is no JSON object but {type(row).__name__}"
-    value = row.get(column)
-    return "" if value is None or isinstance(value, str) else f"has {type(value).__name__}, not text, as {column!r}"
+        (text_of(row_of(line), column) or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"has a lone surrogate, U+{ord(error.object[error.start]):04X}, in {column!r}"
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class _Record(NamedTuple):
@@ -206,7 +215,7 @@ def _records(path: Path) -> Iterator[_Record]:
             nonlocal over
             for line in file:
                 lines.append(line)
-                yield line if start or len(lines) > 1 else line.removeprefix(_BYTE_ORDER_MARK)
+                yield line if start or len(lines) > 1 else line.removeprefix(BYTE_ORDER_MARK.decode("latin-1"))
             over = True
 
         # The reader's limit is one of the process.

@@ -223,11 +223,11 @@ class DataConfig:
     content, not on its place. A corpus of one document gives its end. Not used by ``backcopy``."""
 
     text_field: str = "text"
-    """Column that holds the text, for ``hf:`` and tabular corpora."""
+    """Column that holds the text, for ``hf:`` and tabular corpora; no other is read."""
 
     max_bad_rows: int = 0
-    """Rows of .jsonl and .csv files that may be damaged: they are left out and counted; one more ends the run with its
-    file and line. Above 0, every row is looked at once, before the reading."""
+    """Rows of tables that may be damaged: they are left out and counted; one more ends the run with its place. Above 0,
+    every row of .jsonl and .csv files is looked at once, before the reading."""
 
     token_dtype: TokenDtype = ""
     """Type of stored tokens, for token files that do not say it: those of nanoGPT (``uint16``) and OLMo."""

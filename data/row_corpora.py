@@ -7,7 +7,7 @@ import errno
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import RunError, UsageError
 from ..files import reason_of, user_path
 from ..schema import Sha256
-from .bad_rows import bad_rows, check_columns, check_first_row, check_lines, without_bad_rows
+from .bad_rows import MEND, bad_rows, check_columns, check_first_row, check_lines, without_bad_rows
 from .cache import Meta, build_once, facts_of_files, files_sha256, fingerprint
 from .config import DataConfig
 from .documents import OUT, WITHIN, SurveyedCorpus, key_digest, split_single_document, text_hashes
@@ -45,13 +45,17 @@ _MOST_COPIES = 1 << 11
 BLOCK_ROWS = 1 << 10
 
 
+#: Size of a row that is bad.
+_BAD = -1
+
+
 class RowFacts(NamedTuple):
     """Facts about rows, without their texts."""
 
     hashes: np.ndarray
     """uint64 ``[rows]``, `text_hash` of each."""
     n_bytes: np.ndarray
-    """int64 ``[rows]``, UTF-8; null has none."""
+    """int64 ``[rows]``; null has none, a row that is not UTF-8 -1."""
     sha256: bytes
     """Digests of every `BLOCK_ROWS` rows, in order; empty if not requested."""
 
@@ -63,15 +67,16 @@ class Rows(NamedTuple):
     """Table reduced to its text column."""
     first: int
     end: int
-    name: str
-    """Name of the table, for messages."""
 
     def batches(self) -> Iterator[tuple[int, Any]]:
-        """Yield the number of the first row, and the rows as an Arrow array of strings, nulls as empty ones."""
+        """Yield the number of the first row, and the rows as an Arrow array of bytes, nulls as empty ones."""
+        import pyarrow as pa
+
         view = self.table.with_format("arrow")
         for at in range(self.first, self.end, _MOST_ROWS):
             for column in view[at : min(self.end, at + _MOST_ROWS)].column(0).chunks:
-                filled = column.fill_null("") if column.null_count else column
+                as_bytes = column.cast(pa.large_binary())
+                filled = as_bytes.fill_null(b"") if column.null_count else as_bytes
                 if not len(filled):
                     continue
                 borders = _buffers(filled)[1]
@@ -86,41 +91,49 @@ class Rows(NamedTuple):
 
         Args:
             with_sha256: hash blocks of rows too; the first row begins one.
-
-        Raises:
-            UsageError: a row is not UTF-8; names it.
         """
-        import pyarrow as pa
-
         sizes, hashes, blocks = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], BlockHasher()
-        for at, column in self.batches():
-            try:
-                column.validate(full=True)
-            except pa.ArrowInvalid:
-                raise self._not_text(at, column) from None
+        for _, column in self.batches():
             content, borders = _buffers(column)
             sizes.append(np.diff(borders).astype(np.int64))
             hashes.append(text_hashes(_contents(column, content, borders)))
             if with_sha256:
                 blocks.update(content, borders)
+            if _decoded(column) is None:
+                sizes[-1][[_reason(row) != "" for row in column.to_pylist()]] = _BAD
         sha256 = blocks.digests() if with_sha256 else b""
         return RowFacts(np.concatenate(hashes), np.concatenate(sizes), sha256)
 
     def texts(self) -> Iterator[str]:
-        """Yield the text of each row."""
+        """Yield the text of each row; that of a bad one is of no use."""
         for _, column in self.batches():
-            yield from column.to_pylist()
+            texts = _decoded(column)
+            if texts is None:
+                yield from (row.decode(errors="replace") for row in column.to_pylist())
+            else:
+                yield from texts.to_pylist()
 
-    def _not_text(self, at: int, column: Any) -> UsageError:
-        for row, value in enumerate(column, start=at + 1):
-            try:
-                value.as_py()
-            except UnicodeDecodeError as error:
-                return UsageError(
-                    f"data.path: row {row} of {self.name} is not UTF-8 ({error.reason}); mend the file, or leave the "
-                    "row out"
-                )
-        return UsageError(f"data.path: rows {at + 1} to {at + len(column)} of {self.name} are damaged; mend the file")
+    def why_bad(self) -> str:
+        """Say why the first row is bad, "" if it is not."""
+        return next((_reason(column[0].as_py()) for _, column in self.batches()), "")
+
+
+def _decoded(column: Any) -> Any:
+    """Return an Arrow array of bytes as one of strings; None if one is not UTF-8."""
+    import pyarrow as pa
+
+    try:
+        return column.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _reason(row: bytes) -> str:
+    try:
+        row.decode()
+    except UnicodeDecodeError as error:
+        return error.reason
+    return ""
 
 
 class RowPiece(NamedTuple):
@@ -177,28 +190,20 @@ class BlockHasher:
 
 def _contents(column: Any, content: memoryview, borders: np.ndarray) -> Iterable[bytes | memoryview]:
     """Yield the bytes of each row of an Arrow array with these buffers."""
-    import pyarrow as pa
-
     if borders[-1] - borders[0] < _SHORT * len(column):
-        wide = pa.types.is_large_string(column.type)
-        whole = column.cast(pa.large_binary() if wide else pa.binary())
-        starts = range(0, len(whole), _MOST_COPIES)
-        return chain.from_iterable(whole.slice(start, _MOST_COPIES).to_pylist() for start in starts)
+        starts = range(0, len(column), _MOST_COPIES)
+        return chain.from_iterable(column.slice(start, _MOST_COPIES).to_pylist() for start in starts)
     return (content[first:end] for first, end in pairwise(borders.tolist()))
 
 
 def _buffers(column: Any) -> tuple[memoryview, np.ndarray]:
-    """Return the bytes of an Arrow array of strings without nulls, and the borders of its rows in them: ``[rows
-    + 1]``.
+    """Return the content of an Arrow array of large binaries without nulls, and the borders of its rows in it:
+    ``[rows + 1]``.
     """
-    import pyarrow as pa
-
     _, borders, content = column.buffers()
-    dtype = np.dtype(np.int64 if pa.types.is_large_string(column.type) else np.int32)
-    n_borders = len(column) + 1
     # Arrow keeps no bytes where all rows are empty.
     view = memoryview(b"" if content is None else content)
-    return view, np.frombuffer(borders, dtype, n_borders, column.offset * dtype.itemsize)
+    return view, np.frombuffer(borders, np.int64, len(column) + 1, column.offset * 8)
 
 
 # ---------------------------------------------------------------- corpora whose documents are rows
@@ -209,14 +214,6 @@ def _buffers(column: Any) -> tuple[memoryview, np.ndarray]:
 
 #: Bytes of text that a process surveys before it reports.
 _SPAN_BYTES = 1 << 26
-#: Builders of ``datasets`` by kind of file, and their options. In a .csv an empty string is text, and "NA" a word.
-READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".parquet": ("parquet", {}),
-    ".arrow": ("arrow", {}),
-    ".json": ("json", {}),
-    ".jsonl": ("json", {}),
-    ".csv": ("csv", {"keep_default_na": False}),
-}
 
 
 class _RowMeta(Meta):
@@ -251,10 +248,25 @@ class _RowCorpus(SurveyedCorpus):
 
     @cached_property
     def _survey_folder(self) -> tuple[Path, str]:
-        """Folder of hashes and sizes, and the hash of all rows; empty if it is not needed."""
-        folder = self._cache_dir / f"rows-{fingerprint(identity=self._identity(), format=3)[:16]}"
+        """Folder of hashes and sizes, and the hash of all rows; empty if it is not needed.
+
+        Raises:
+            UsageError: more rows are bad than ``data.max_bad_rows``; names the first one too many.
+        """
+        folder = self._cache_dir / f"rows-{fingerprint(identity=self._identity(), format=4)[:16]}"
         meta = build_once(folder, self._survey, schema=_RowMeta)
+        bad = np.flatnonzero(np.load(folder / "n_bytes.npy") == _BAD).tolist()
+        if len(bad) > (most := self._most_not_utf8()):
+            self._refuse(bad[most])
         return folder, meta.get("content_hash", "")
+
+    def _most_not_utf8(self) -> int:
+        return self._config.max_bad_rows
+
+    def _refuse(self, row: int) -> None:
+        """Raise UsageError for a bad row."""
+        why = self._span(row, row + 1).why_bad()
+        raise UsageError(f"data.path: row {row + 1} of {self._config.path!r} is not UTF-8 ({why}); {MEND}")
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -267,9 +279,13 @@ class _RowCorpus(SurveyedCorpus):
         return self.keys
 
     @cached_property
+    def _signed_sizes(self) -> np.ndarray:
+        return np.load(self._survey_folder[0] / "n_bytes.npy")
+
+    @property
     def sizes(self) -> np.ndarray:
         """See the base."""
-        return np.load(self._survey_folder[0] / "n_bytes.npy")
+        return self._signed_sizes.clip(0)
 
     def _survey(self, folder: Path) -> dict[str, Any]:
         """Hash every row, in a number of processes that suits the table's size."""
@@ -293,7 +309,7 @@ class _RowCorpus(SurveyedCorpus):
         return {"content_hash": total.hexdigest(), "files": files}
 
     def _span(self, first: int, end: int) -> Rows:
-        return Rows(self._dataset, first, end, repr(self._config.path))
+        return Rows(self._dataset, first, end)
 
     def piece(self, first: int, codes: np.ndarray) -> RowPiece:
         """See the base."""
@@ -301,8 +317,8 @@ class _RowCorpus(SurveyedCorpus):
 
     def skipped_in_survey(self) -> dict[str, int]:
         """Count the rows left out: reason → number."""
-        empty = int((self.sizes == 0).sum())
-        return {"empty": empty} if empty else {}
+        counts = {"empty": (self._signed_sizes == 0).sum(), "bad": (self._signed_sizes == _BAD).sum()}
+        return {reason: int(count) for reason, count in counts.items() if count}
 
     def check_any(self) -> None:
         """See the base."""
@@ -363,9 +379,12 @@ class TableCorpus(_RowCorpus):
         try:
             yield
         except UsageError:
-            for path in self._usable:
-                bad_rows(path, self._config.text_field, 0)
+            self._name_bad_row()
             raise
+
+    def _name_bad_row(self) -> None:
+        for path in self._usable:
+            bad_rows(path, self._config.text_field, 0)
 
     @property
     def _suffix(self) -> str:
@@ -387,25 +406,39 @@ class TableCorpus(_RowCorpus):
         if not self._config.max_bad_rows:
             for path in self._files:
                 check_lines(path)
-                check_first_row(path, column)
+                check_first_row(path)
         if importlib.util.find_spec("datasets") is not None:  # else the reading says so
             check_columns(self._files, column)
         return self._without_bad_rows("checksum")[0]
 
     def skipped_in_survey(self) -> dict[str, int]:
         """Count the rows left out: reason → number."""
-        return super().skipped_in_survey() | ({"bad": self._n_bad} if self._n_bad else {})
+        counts = super().skipped_in_survey()
+        n_bad = self._n_bad + counts.get("bad", 0)
+        return counts | ({"bad": n_bad} if n_bad else {})
+
+    def _most_not_utf8(self) -> int:
+        return self._config.max_bad_rows - self._n_bad
+
+    def _refuse(self, row: int) -> None:
+        self._name_bad_row()
+        super()._refuse(row)
 
     def _read(self, files: Sequence[Path]) -> datasets.Dataset:
-        reader, options = READERS[self._suffix]
-        return _load_dataset(
-            self._config,
-            reader,
-            data_files=[str(path.resolve()) for path in files],
-            # datasets distinguishes local files by their times; this hash does so by their bytes.
-            cache_dir=str(self._cache_dir / f"datasets-{self._content_hash[:16]}"),
-            **options,
-        )
+        def read() -> datasets.Dataset:
+            from .text_columns import column_of_files
+
+            builder = column_of_files(
+                [str(path.resolve()) for path in files],
+                self._suffix,
+                self._config.text_field,
+                # datasets distinguishes local files by their times; this hash does so by their bytes.
+                cache_dir=str(self._cache_dir / f"datasets-{self._content_hash[:16]}"),
+            )
+            builder.download_and_prepare()
+            return builder.as_dataset(split="train")
+
+        return _loaded(self._config, read)
 
 
 def check_text_column(features: Mapping[str, Any], config: DataConfig) -> None:
@@ -417,7 +450,7 @@ def check_text_column(features: Mapping[str, Any], config: DataConfig) -> None:
             f"{', '.join(map(repr, features)) or 'none'}"
         )
     kind = str(getattr(features[column], "dtype", features[column]))
-    if kind not in ("string", "large_string"):
+    if kind not in ("string", "large_string", "binary", "large_binary"):
         raise UsageError(f"data.text_field: column {column!r} holds {kind}, not text; name another column")
 
 
@@ -428,8 +461,29 @@ class HubCorpus(_RowCorpus):
     hashes_rows = True
 
     def _load(self) -> datasets.Dataset:
-        _, name, *rest = str(self._config.path).split(":", 2)
-        return _load_dataset(self._config, name, *rest)
+        _, *name = str(self._config.path).split(":", 2)
+
+        def read() -> datasets.Dataset:
+            import datasets
+
+            return datasets.load_dataset(*name, split="train")
+
+        def read_column() -> datasets.Dataset:
+            from .text_columns import column_of_set
+
+            builder = column_of_set(name, self._config.text_field)
+            builder.download_and_prepare()
+            return builder.as_dataset(split="train")
+
+        try:
+            return _loaded(self._config, read)
+        except UsageError as error:
+            from datasets.exceptions import DatasetGenerationError
+
+            # It cannot give every column the type that it has in the first file, or reads no .zst.
+            if not isinstance(error.__cause__, DatasetGenerationError | ValueError):
+                raise
+        return _loaded(self._config, read_column)
 
     def _identity(self) -> str:
         # datasets' fingerprint holds the dataset's revision; the rows are hashed once for each.
@@ -442,18 +496,16 @@ class HubCorpus(_RowCorpus):
         return self._survey_folder[1]
 
 
-def _load_dataset(config: DataConfig, *args: str, **options: Any) -> datasets.Dataset:
-    try:
-        import datasets
-    except ImportError as error:
-        raise UsageError(
-            f"data.path: {config.path!r} needs the datasets library; pip install birthmark[datasets]"
-        ) from error
+def _loaded(config: DataConfig, read: Callable[[], datasets.Dataset]) -> datasets.Dataset:
+    if importlib.util.find_spec("datasets") is None:
+        raise UsageError(f"data.path: {config.path!r} needs the datasets library; pip install birthmark[datasets]")
     try:
         with _quiet_libraries():
-            return datasets.load_dataset(*args, split="train", **options)
+            return read()
     except Exception as error:  # many libraries speak here, without a common base class
         causes = _causes(error)
+        if isinstance(causes[-1], UsageError):
+            raise causes[-1] from None
         if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in causes):
             raise RunError(f"{config.path!r}: no room left to prepare it; free some disk space") from error
         # A damaged length asks for all the memory there is.

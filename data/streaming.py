@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -20,12 +22,12 @@ from .bad_rows import check_first_row
 from .batch_sizes import BatchSizes
 from .batches import ShardedTokens, permuted
 from .cache import Meta, build_once, facts_of_files, fingerprint
-from .config import TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix, is_remote
+from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix, is_remote
 from .corpora import files_by_suffix
 from .documents import below, text_hash
 from .encode import Document, encode_documents
 from .mixture import SourceOrder
-from .row_corpora import READERS, check_text_column
+from .row_corpora import check_text_column
 from .tokenizer import TextTokenizer
 
 
@@ -81,31 +83,28 @@ class StreamedTable:
 
     def __init__(self, config: DataConfig) -> None:
         self.path, self._column = config.path, config.text_field
-        reader, options = "", dict[str, Any]()
-        if str(config.path).startswith("hf:"):
-            dataset = self._open(str(config.path).split(":", 2)[1:], {})
-        else:
-            suffix, files = _tables(config)
-            reader, options = READERS[suffix]
-            dataset = self._open([reader], options | {"data_files": files})
+        dataset = self._open(config)
         if dataset.features is not None:  # the first file says what it has
             check_text_column(dataset.features, config)
-        if reader == "parquet":
-            # Columns that nobody reads need not come over a network.
-            columns = {"data_files": self.files, "columns": [self._column]}
-            dataset = self._open([reader], options | columns)
         self._dataset = dataset.with_format("arrow")
         self.n_files: int = dataset.num_shards
 
-    def _open(self, args: list[str], options: dict[str, Any]) -> Any:
-        try:
-            import datasets
-        except ImportError as error:
-            raise UsageError("data.stream: needs the datasets library; pip install birthmark[datasets]") from error
+    def _open(self, config: DataConfig) -> Any:
+        if importlib.util.find_spec("datasets") is None:
+            raise UsageError("data.stream: needs the datasets library; pip install birthmark[datasets]")
+        import datasets
+
+        from .text_columns import column_of_files, column_of_set
+
         # Its log lines about an unreadable file repeat the raised error. Threads read until the end.
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        if str(config.path).startswith("hf:"):
+            make = partial(column_of_set, str(config.path).split(":", 2)[1:])
+        else:
+            suffix, files = _tables(config)
+            make = partial(column_of_files, files, suffix)
         try:
-            builder = datasets.load_dataset_builder(*args, **options)
+            builder = make(self._column)
             self.files = [str(file) for file in builder.config.data_files["train"]]
             return builder.as_streaming_dataset(split="train")
         except Exception as error:  # many libraries speak here, without a common base class
@@ -141,11 +140,14 @@ class StreamedTable:
         try:
             for table in self._dataset.shard(num_shards=self.n_files, index=file).iter(batch_size=_ROWS_PER_BATCH):
                 if row + len(table) > first_row:
-                    column = table[self._column]
-                    yield from column.slice(max(0, first_row - row)).to_pylist()
+                    column = table[self._column].slice(max(0, first_row - row))
+                    # A row that is not UTF-8 ends the stream.
+                    yield from column.cast("large_string").to_pylist()
                 row += len(table)
+        except UsageError:
+            raise
         except Exception as error:
-            about = "no such column" if isinstance(error, KeyError) else hide_credentials(reason_of(error))
+            about = hide_credentials(reason_of(error))
             raise RunError(
                 f"{self.name(file)}: column {self._column!r} cannot be read after row {row} ({about}); mend the file, "
                 "or check data.text_field and the network, and go on with --resume"
@@ -163,14 +165,14 @@ def _tables(config: DataConfig) -> tuple[str, list[str]]:
     found = {suffix: [str(file.path.resolve()) for file in files] for suffix, files in local.items()}
     for url in remote:
         found.setdefault(corpus_suffix(url), []).append(with_credentials(url, credentials_of(url)))
-    tables = [suffix for suffix in found if suffix in READERS]
+    tables = [suffix for suffix in found if suffix in TABLE_SUFFIXES]
     if len(tables) != 1 or found.keys() & {*TEXT_SUFFIXES, *TOKEN_SUFFIXES}:
         raise UsageError(
             f"data.stream: data.path {config.path!r} has {', '.join(sorted(found)) or 'no files'}; give tables of one "
-            f"kind ({' '.join(READERS)}) or hf:NAME, or leave data.stream out"
+            f"kind ({' '.join(TABLE_SUFFIXES)}) or hf:NAME, or leave data.stream out"
         )
     for file in local.get(tables[0], ()):
-        check_first_row(file.path, config.text_field)
+        check_first_row(file.path)
     return tables[0], found[tables[0]]
 
 

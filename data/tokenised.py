@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..files import user_path
 from .cache import build_once, facts_of_files, fingerprint
 from .config import DataConfig
-from .corpora import Corpus, files_by_suffix, open_corpus
+from .corpora import Corpus, open_corpus
 from .encode import stream_chunks
 from .remote import localised
 from .shards import Shards, build_shards
@@ -233,13 +233,9 @@ def _check_read(config: DataConfig, sources: Mapping[str, Source]) -> None:
                 f"data.text_field: {source.text_field!r} is read of tables only, and {source.path!r} is "
                 f"{'tokens' if kind in ('tokens', 'shards') else 'text'}; leave the field out"
             )
-    if config.max_bad_rows and not any(
-        sources[name].kind == "table" and {".jsonl", ".csv"} & files_by_suffix(source.entries).keys()
-        for name, source in config.each().items()
-    ):
+    if config.max_bad_rows and not any(one.kind in ("table", "hub") for one in sources.values()):
         raise UsageError(
-            f"data.max_bad_rows: {config.max_bad_rows} is read of .jsonl and .csv files only, and there are none; "
-            "leave the field out"
+            f"data.max_bad_rows: {config.max_bad_rows} is read of tables only, and there are none; leave the field out"
         )
 
 

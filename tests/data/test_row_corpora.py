@@ -180,10 +180,10 @@ def test_rows_of_the_hub_are_hashed_by_blocks_however_they_are_read(kind: str, m
     for most_rows, most_bytes in ((1 << 14, 1 << 23), (7, 1 << 23), (16, 20)):
         monkeypatch.setattr(rows, "_MOST_ROWS", most_rows)
         monkeypatch.setattr(rows, "_MOST_BYTES", most_bytes)
-        facts = rows.Rows(table, 0, len(texts), "'x'").facts(with_sha256=True)
+        facts = rows.Rows(table, 0, len(texts)).facts(with_sha256=True)
         assert facts.sha256 == expected
         # A span that begins with a block gives the blocks of the whole.
-        assert rows.Rows(table, 24, len(texts), "'x'").facts(with_sha256=True).sha256 == expected[3 * 32 :]
+        assert rows.Rows(table, 24, len(texts)).facts(with_sha256=True).sha256 == expected[3 * 32 :]
 
 
 @pytest.mark.parametrize(("span", "n_workers"), [(1 << 26, 1), (10_000, 2)])
