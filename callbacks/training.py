@@ -275,6 +275,15 @@ class Validation(MilestoneCallback):
 
     def on_milestone(self, trainer: L.Trainer, module: Any, step: int) -> None:
         """Validate and log."""
+        self.last = self.means(module, step)
+        log_metrics(trainer, self.last, step)
+
+    def means(self, module: Any, step: int) -> dict[str, float]:
+        """Compute the losses by their logged names. Collective.
+
+        Raises:
+            RunError: the loss is not finite.
+        """
         names, sources = ["", *self.groups], list(self.shares) or [""]
         # Sums and numbers of losses, by source and group.
         totals_SG2 = torch.zeros(len(sources), len(names), 2, dtype=torch.float64)
@@ -310,8 +319,7 @@ class Validation(MilestoneCallback):
                 f"val/loss is {loss} after step {step}, though all weights are finite: lower optim.lr or raise "
                 "optim.warmup_steps, and go on from an earlier checkpoint"
             )
-        self.last = means
-        log_metrics(trainer, means, step)
+        return means
 
 
 class MilestoneTimes(MilestoneCallback):

@@ -288,12 +288,12 @@ class SnapshotRecorder:
         """
         return self._take(model, step, None)
 
-    def take_if_possible(self, model: Any, step: int) -> Snapshot | None:
+    def take_if_possible(self, model: Any, step: int, *, writes: bool = True) -> Snapshot | None:
         """Take a snapshot like :meth:`take`, in a training that a failure must not end: as ``config.on_error`` says.
 
         Parts that cannot be measured are absent and named by one warning. The snapshot lists the reasons as
         ``not_measured`` in its summary; without a snapshot, the folder's ``not_measured.json`` has the reason. In a
-        process group all ranks skip together.
+        process group all ranks skip together. Without ``writes`` neither the snapshot nor a reason is written.
 
         Returns:
             The snapshot; None without one.
@@ -302,18 +302,18 @@ class SnapshotRecorder:
             UsageError, RunError, OSError: see :meth:`take`; if ``config.on_error`` is ``raise``.
         """
         if self.config.on_error == "raise":
-            return self.take(model, step)
+            return self._take(model, step, None, writes)
         try:
-            return self._take(model, step, [])
+            return self._take(model, step, [], writes)
         except _FAILURES as error:
             self._name(step, [str(error)])
-            if own_rank() == 0:
+            if own_rank() == 0 and writes:
                 # A disk that takes no snapshot may take no note either; the warning has said it.
                 with suppress(OSError, RunError):
                     self.run.note_not_measured(step, str(error))
             return None
 
-    def _take(self, model: Any, step: int, absent: list[str] | None) -> Snapshot:
+    def _take(self, model: Any, step: int, absent: list[str] | None, writes: bool = True) -> Snapshot:
         """Take a snapshot. A part that cannot be measured is an error, unless ``absent`` is given: then its reason is
         added there.
         """
@@ -333,8 +333,9 @@ class SnapshotRecorder:
         if absent:
             reasons = snapshot.summary["not_measured"] = list(dict.fromkeys(absent))
             self._name(step, reasons)
-        from_rank_zero(lambda: self.run.write_snapshot(snapshot))
-        self.last = snapshot
+        if writes:
+            from_rank_zero(lambda: self.run.write_snapshot(snapshot))
+            self.last = snapshot
         return snapshot
 
     def _name(self, step: int, reasons: Sequence[str]) -> None:

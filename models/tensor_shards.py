@@ -229,6 +229,18 @@ def compute_dtype(model: nn.Module) -> torch.dtype:
     return min(gathered, key=lambda dtype: dtype.itemsize)
 
 
+@torch.no_grad()
+def renew(model: nn.Module) -> None:
+    """Drop, or gather again, the whole weights that a strategy keeps between passes, after a change of their shards.
+
+    Collective: call on every rank.
+    """
+    reshard(model)
+    for parameter in model.parameters():
+        if hasattr(parameter, "ds_tensor") and parameter.numel():
+            parameter.data.copy_(_gathered_from_zero3(parameter))
+
+
 def reshard(model: nn.Module) -> None:
     """Free gathered weights of a model that FSDP2 shards: after a pass without gradients, those of the head and of the
     outermost group stay gathered.

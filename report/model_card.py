@@ -68,6 +68,7 @@ def model_card(
     has_tokenizer: bool = False,
     digest: str | None = None,
     certificate: Mapping[str, Any] | None = None,
+    averaged: str = "",
 ) -> str:
     """Write the card in Markdown.
 
@@ -85,6 +86,7 @@ def model_card(
         has_tokenizer: the folder holds a tokenizer.
         digest: digest of the birth, if there is no run.
         certificate: the run's (docs/audit.md), with its own digest as ``sha256``.
+        averaged: kind of the average of trained weights that it is, in a few words.
     """
     n_params = sum(math.prod(shape) for _, shape in parameter_shapes(config))
     active = f" ({n_params - idle:,} of them for each token)" if (idle := n_idle(config)) else ""
@@ -97,6 +99,7 @@ def model_card(
     else:
         library, load = "llama.cpp", _GGUF.format(file=gguf_file)
     trained = f"after {step:,} steps of training" if step else "at birth: it has not been trained"
+    trained += f", {averaged}" if averaged else ""
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- birthmark\n---",
         f"# {one_line(name)}",

@@ -98,6 +98,11 @@ class OptimConfig:
     """Coefficient of the z-loss, the mean squared log-sum-exp of the logits, which is added to what training minimises
     and keeps logits near 0 (PaLM, arXiv 2204.02311: 1e-4). It has a curve of its own; losses stay the cross-entropy."""
 
+    ema: float | None = None
+    """Decay per step of an exponential moving average of the weights after each step, as .999, without the bias to the
+    birth that the first steps would have. Checkpoints hold it; ``RUN@ema`` names it; figures of it begin with ``ema/``.
+    By default there is none."""
+
     @property
     def optimizer(self) -> OptimizerConfig:
         """The row of the table of optimizers that ``name`` chooses, with its fields."""
@@ -126,6 +131,8 @@ class OptimConfig:
             if not 0 <= value < 1:
                 found.append(f"optim.{name} is {value}: give a number from 0 to below 1")
         found += outside("optim", self, {"precondition_every": (1, 10**10)})
+        if self.ema is not None and not 0 < self.ema < 1:
+            found.append(f"optim.ema is {self.ema}: give a number between 0 and 1, both excluded, or nothing")
         if not self.eps > 0:
             found.append(f"optim.eps is {self.eps}: give a positive number")
         defaults = {f.name: f.default for f in dataclasses.fields(self)}

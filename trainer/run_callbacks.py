@@ -35,10 +35,12 @@ from ..models.decoder import Decoder
 from .config import RunConfig
 from .loop.profiling import CleanUp, StepProfile, check_room
 from .module import next_token_losses
+from .optimizers.weight_average import AverageMeasured, WeightAverage
 from .processes.joint_failure import Progress
 from .processes.launched_process import LaunchedProcess
 from .provenance import code, environment
 from .run_folder import RunStart
+from .strategies.table import STRATEGIES
 from .throughput import flops_per_token, peak_flops, peak_memory, synchronize
 
 
@@ -105,7 +107,7 @@ def build_callbacks(
     evaluator: Evaluator | None = None,
 ) -> tuple[list[L.Callback], StopOnSignal]:
     """Build the callbacks in the order in which they act at a step: stop, clock, trace, check, validate, measure,
-    evaluate, save, print, clean up.
+    evaluate, measure the average, save, print, clean up.
 
     A stop saves before it validates.
     """
@@ -138,6 +140,10 @@ def build_callbacks(
         more,
     )
     snapshot = None if recorder is None else BiasSnapshot(recorder, every=every)
+    average = None
+    if config.optim.ema is not None:
+        facts = STRATEGIES[settings.strategy]
+        average = WeightAverage(config.optim.ema, divides=facts.shards_optimizer and not facts.shards_weights)
     checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every, say=say)
 
     guard = FiniteGuard(every, at_birth=False, more=more)
@@ -156,12 +162,14 @@ def build_callbacks(
     if evaluator is not None:
         milestones["evaluation"] = evaluation = Evaluation(
             config.eval.every or every,
-            evaluator,
+            evaluator if average is None else average.beside(evaluator),
             evaluator.told,
             config.eval.share,
             lambda: training.step_s,
             say,
         )
+    if average is not None:
+        milestones["average"] = AverageMeasured(average, every, validation, recorder, more)
     milestones["checkpoint"] = checkpoint
     for phase, callback in milestones.items():
         callback.announce = partial(progress.enter, phase)
@@ -172,7 +180,9 @@ def build_callbacks(
     if settings.profile:
         from_rank_zero(lambda: check_room(traces))
     traced = [StepProfile(settings.profile, traces, device)] if settings.profile and rank() == 0 else []
-    return [stop, training, *traced, guard, CheckpointFirst(checkpoint, more), *milestones.values(), *last], stop
+    first = [stop] if average is None else [stop, average]
+    before = [*first, training, *traced, guard, CheckpointFirst(checkpoint, more)]
+    return [*before, *milestones.values(), *last], stop
 
 
 def build_loggers(

@@ -32,6 +32,7 @@ _FIXED = (
     "adapter",
     "data",
     "optim.name",
+    "optim.ema",
     "snapshot",
     "eval.n_docs",
     "eval.n_shot",

@@ -29,8 +29,8 @@ def add_options(parser: Parser) -> None:
         "model",
         type=str,
         metavar="MODEL",
-        help="A run (its last checkpoint), RUN@STEP (@0 is its birth), a checkpoint, CONFIG@SEED (a birth) or a "
-        "GGUF file.",
+        help="A run (its last checkpoint), RUN@STEP (@0 is its birth), a checkpoint, each with @ema or @meanK for "
+        "averaged weights, CONFIG@SEED (a birth) or a GGUF file.",
     )
     parser.add_argument("--step", type=int | None, metavar="N", help="Of a run, the checkpoint after N steps.")
     parser.add_argument("out", type=str, metavar="DIR", help="New folder.")
@@ -111,7 +111,9 @@ def run(options: Namespace) -> int:
     elif folder is None:
         weights = source.load().state_dict()
     else:
-        weights = stored = CheckpointWeights(folder)
+        stored = source.weights()
+        assert isinstance(stored, CheckpointWeights)
+        weights = stored
         stored.check(tensor_shapes(source.config))
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     tokenizer = None if source.tokenizer is None else Path(source.tokenizer)
@@ -203,6 +205,8 @@ def _card(
         run = RunDir(source.run)
         try:
             facts = facts_of_run(run, source.step)
+            if source.averaged:  # figures in the run's records are of the trained weights
+                facts = RunFacts(facts.birth)
             if (file := run.path / CERTIFICATE).exists():
                 statement = read_statement(file)
                 certificate = {**statement, "sha256": content_digest(statement)}
@@ -220,6 +224,7 @@ def _card(
         has_tokenizer=source.tokenizer is not None,
         digest=digest,
         certificate=certificate,
+        averaged=source.averaged,
     )
 
 

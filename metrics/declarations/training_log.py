@@ -213,6 +213,7 @@ LOGGED: Mapping[str, Quantity] = {
                 ("snapshot", "the bias snapshot", "snapshots are on"),
                 ("fingerprint", "the lineage test", "the lineage test is on"),
                 ("evaluation", "the evaluation", "it is evaluated there"),
+                ("average", "the measurement of the averaged weights", "`optim.ema` is set"),
                 ("checkpoint", "the checkpoint", ""),
             )
         ),
@@ -265,6 +266,12 @@ LOGGED: Mapping[str, Quantity] = {
             when="the lineage test is on, and births of other seeds are measured",
         ),
         *EVALUATION,
+        unlisted(
+            "ema/NAME",
+            label="of the averaged weights",
+            definition="The quantity NAME, `val/…`, `bias/…`, `bias_text/…` or `eval/…`, of the averaged weights.",
+            when="`optim.ema` is set",
+        ),
     )
 }
 """Quantities of ``metrics.jsonl`` beside the scalars of snapshots, by their names there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,20 +36,26 @@ from .shipped_configs import find_config, shipped_config
 from .transformers_folder import TheirFolder, find_their_folder
 
 
-def load_trained(config: RunConfig, checkpoint: Path, device: torch.device | str = "cpu") -> Decoder:
+def load_trained(
+    config: RunConfig,
+    checkpoint: Path,
+    device: torch.device | str = "cpu",
+    read: Callable[[Path], CheckpointWeights] = CheckpointWeights,
+) -> Decoder:
     """Load the model of a run's checkpoint, without the optimizer's state.
 
     Args:
         config: the run.
         checkpoint: folder of the checkpoint.
+        read: function that finds the weights of a checkpoint.
         device: device of the model.
 
     Raises:
         RunError: a file is missing or damaged; or the model that the run started from has changed.
     """
     if not config.adapter.is_on:
-        return load_model(config.model, checkpoint, device)
-    weights = CheckpointWeights(checkpoint)
+        return load_model(config.model, read(checkpoint), device)
+    weights = read(checkpoint)
     model = initialize_model(config, config.init_seed, device)
     _check_base(config, checkpoint, base_digest(model))
     for name, tensor in model.state_dict().items():
@@ -135,6 +142,8 @@ class SourceWithBirth(ModelSource):
     """Folder of its weights; None for a birth, which is drawn."""
     run: Path | None = None
     """Run of the model; None for a birth that a config names."""
+    averaged: str = ""
+    """For an average of trained weights, its kind in a few words."""
 
     def born(self, init_seed: int) -> Decoder:
         """Allocate the model of step 0 for its own seed, or a birth of the same config for another seed."""
@@ -153,10 +162,11 @@ def open_source(name: str) -> ModelSource:
     """Find a model.
 
     Args:
-        name: ``RUN`` (its last checkpoint), ``RUN@STEP`` (``@0`` is its birth), a checkpoint's folder,
-            ``CONFIG@SEED`` or ``CONFIG`` (a birth; a YAML file, or the name of one that comes with the package), a
-            folder that transformers' save_pretrained wrote, a GGUF file or a folder that holds one, or a hub id,
-            ``@REVISION`` if wanted.
+        name: ``RUN`` (its last checkpoint), ``RUN@STEP`` (``@0`` is its birth) or a checkpoint's folder, each also with
+            ``@ema``, the moving average of the weights that it holds, or ``@meanK``, the mean of the last K checkpoints
+            up to it; ``CONFIG@SEED`` or ``CONFIG`` (a birth; a YAML file, or the name of one that comes with the
+            package), a folder that transformers' save_pretrained wrote, a GGUF file or a folder that holds one, or a
+            hub id, ``@REVISION`` if wanted.
 
     Raises:
         UsageError: there is no such model.
@@ -241,17 +251,32 @@ def open_source_with_birth(name: str) -> SourceWithBirth | None:
     Raises:
         UsageError: a run without this step, a config that is impossible, a seed or step that is no number.
     """
+    average = _AVERAGED.fullmatch(name)
+    if average is not None and (found := _trained(average["of"])) is not None:
+        return _of_run(name, *found, average["kind"])
+    if (found := _trained(name)) is not None:
+        return _of_run(name, *found)
     whole, (head, tail) = Path(name), _split(name)
-    if RunDir.is_run(whole):
-        return _of_run(name, RunDir(whole), None)
-    if RunDir.is_run(head):
-        return _of_run(name, RunDir(head), _number(name, tail, "step"))
-    if (find_folder(whole) / "state.json").is_file() and RunDir.is_run(whole.parent.parent):
-        return _of_run(name, RunDir(whole.parent.parent), step_of(whole))
     for path, seed in ((whole, None), (head, tail)):
         if (file := _config_file(path)) is not None:
             config = initial_model.resolve_init_from(read_config(file))
             return _at_birth(name, config, config.init_seed if seed is None else _number(name, seed, "seed"))
+    return None
+
+
+#: A run or a checkpoint, and the average of its weights.
+_AVERAGED = re.compile(r"(?P<of>.+)@(?P<kind>ema|mean[1-9][0-9]{0,5})", re.ASCII)
+
+
+def _trained(name: str) -> tuple[RunDir, int | None] | None:
+    """Find the run, and the step if the name has one, of a run or a checkpoint; None for another name."""
+    whole, (head, tail) = Path(name), _split(name)
+    if RunDir.is_run(whole):
+        return RunDir(whole), None
+    if RunDir.is_run(head) and not _AVERAGED.fullmatch(name):
+        return RunDir(head), _number(name, tail, "step")
+    if (find_folder(whole) / "state.json").is_file() and RunDir.is_run(whole.parent.parent):
+        return RunDir(whole.parent.parent), step_of(whole)
     return None
 
 
@@ -274,26 +299,47 @@ def _number(name: str, text: str, what: str) -> int:
     return int(text)
 
 
-def _of_run(name: str, run: RunDir, step: int | None) -> SourceWithBirth:
+def _of_run(name: str, run: RunDir, step: int | None, average: str = "") -> SourceWithBirth:
     config = read_config(run.config)
     tokenizer = run.own_tokenizer()
+    if step == 0 and average:
+        raise UsageError(f"{name}: step 0 is the birth, and has no average; leave @{average} out")
     if step == 0:
         return _at_birth(name, config, config.init_seed, tokenizer, run.path)
     if step is not None and step not in (steps := run.checkpoints_by_step()):
         there = ", ".join(map(str, steps)) or "none"
         raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
     checkpoint = find_checkpoint(run, step)
-    load = partial(load_trained, config, checkpoint)
-    weights = partial(_whole_weights, config, checkpoint)
     step = step_of(checkpoint)
+    read, averaged = _reader(name, run, step, average)
+    load = partial(load_trained, config, checkpoint, read=read)
+    weights = partial(_whole_weights, config, checkpoint, read)
     return SourceWithBirth(
-        name, config.model, load, tokenizer, weights, config, config.init_seed, step, checkpoint, run.path
+        name, config.model, load, tokenizer, weights, config, config.init_seed, step, checkpoint, run.path, averaged
     )
 
 
-def _whole_weights(config: RunConfig, checkpoint: Path) -> BlockWeights:
+def _reader(name: str, run: RunDir, step: int, average: str) -> tuple[Callable[[Path], CheckpointWeights], str]:
+    """Return a function that finds the weights of a checkpoint, or this average of them, and its kind in a few words.
+
+    Raises:
+        UsageError: the run has fewer checkpoints.
+    """
+    if not average:
+        return CheckpointWeights, ""
+    if average == "ema":
+        return partial(CheckpointWeights, average=True), "the moving average of the weights over the steps"
+    n, there = int(average.removeprefix("mean")), run.checkpoints_by_step()
+    steps = [at for at in there if at <= step][-n:]
+    if len(steps) < n:
+        raise UsageError(f"{name}: {run.path} has {len(steps)} checkpoints up to step {step}; give @mean{len(steps)}")
+    others = [there[at] for at in steps[:-1]]
+    return partial(CheckpointWeights, others=others), f"the mean of the weights at steps {', '.join(map(str, steps))}"
+
+
+def _whole_weights(config: RunConfig, checkpoint: Path, read: Callable[[Path], CheckpointWeights]) -> CheckpointWeights:
     initial_model.check_no_adapter(config)
-    return CheckpointWeights(checkpoint)
+    return read(checkpoint)
 
 
 def _at_birth(

@@ -6,6 +6,7 @@ Any run can load another's checkpoint, on any number of processes and under any 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...errors import RunError, UsageError
 from ...measure.records import RunDir
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
+from .state_file import AVERAGE
 from .stored_tensors import CheckpointFolder, StoredTensor, load_into, open_checkpoint
 from .writer import BackgroundWriter
 
@@ -38,23 +40,59 @@ def find_checkpoint(run: RunDir, step: int | None) -> Path:
 # Any run can load another's checkpoint, on any number of processes and under any strategy (state_file.py).
 
 _MODEL = "state_dict/model."
-_IN_PIECES = ("state_dict/", "optimizer_states/")
+_AVERAGE = f"{AVERAGE}/weights/"
+_IN_PIECES = ("state_dict/", "optimizer_states/", _AVERAGE)
+
+
+@dataclass(frozen=True)
+class _Mean(StoredTensor):
+    """Mean of a tensor over several checkpoints, of which any part is read on request."""
+
+    others: tuple[StoredTensor, ...]
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """See :class:`StoredTensor`."""
+        total = super().read(start, stop).double()
+        for other in self.others:
+            total += other.read(start, stop)
+        return (total / (1 + len(self.others))).to(self.dtype)
+
+
+def _mean(tensors: Sequence[StoredTensor]) -> StoredTensor:
+    """Return the mean of one tensor over checkpoints; counts and flags are the first one's."""
+    first, *others = tensors
+    return _Mean(**vars(first), others=tuple(others)) if first.dtype.is_floating_point else first
+
+
+def _named(tensors: Mapping[str, StoredTensor], prefix: str) -> dict[str, StoredTensor]:
+    return {name.removeprefix(prefix): stored for name, stored in tensors.items() if name.startswith(prefix)}
 
 
 class CheckpointWeights(Mapping[str, torch.Tensor]):
     """Parameters and buffers of a checkpoint's model by name, each read on request, on the CPU.
 
+    Args:
+        folder: the checkpoint.
+        average: read the moving average of the weights that the run kept (``optim.ema``) in their place.
+        others: further checkpoints of the run: each tensor is the mean of all.
+
     Raises:
+        UsageError: the checkpoint has no averaged weights.
         RunError: a file is missing or damaged; it is named.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, average: bool = False, others: Sequence[Path] = ()) -> None:
         self.folder, opened = folder, CheckpointFolder(folder)
         opened.verify()
-        self.stored: dict[str, StoredTensor] = {
-            name.removeprefix(_MODEL): stored for name, stored in opened.tensors.items() if name.startswith(_MODEL)
-        }
+        self.stored: dict[str, StoredTensor] = _named(opened.tensors, _MODEL)
         """The same, not yet read."""
+        if average:
+            if not (averages := _named(opened.tensors, _AVERAGE)):
+                raise UsageError(f"{folder}: has no averaged weights, which a run with optim.ema keeps; leave @ema out")
+            self.stored |= averages
+        read = [CheckpointWeights(other) for other in others]
+        if read:
+            self.stored = {name: _mean([one.required(name) for one in (self, *read)]) for name in self.stored}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.stored[name].whole()
@@ -87,9 +125,9 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
         return stored.read(start * width, stop * width).view(stop - start, width)
 
 
-def load_model(config: ModelConfig, folder: Path, device: torch.device | str = "cpu") -> Decoder:
+def load_model(config: ModelConfig, folder: Path | CheckpointWeights, device: torch.device | str = "cpu") -> Decoder:
     """Load the model of a checkpoint, allocated once, without the optimizer's state."""
-    weights = CheckpointWeights(folder)
+    weights = CheckpointWeights(folder) if isinstance(folder, Path) else folder
     with torch.device("meta"):
         model = Decoder(config)
     model.to_empty(device=device)

@@ -20,6 +20,8 @@ from ...schema import Count, SchemaError, Sha256, check, shown
 FORMAT = 2
 #: Entry of the checkpoint of a run that trains an adapter: the digest of the model that it is attached to.
 BASE = "base_digest"
+#: Entry with the averaged weights of a run that keeps them, by the model's names.
+AVERAGE = "average"
 TENSORS, STATE = "tensors.safetensors", "state.json"
 MEND = "delete the folder to go on from the checkpoint before it"
 

@@ -34,6 +34,7 @@ PHASES = {
     "snapshot": LONGER,
     "fingerprint": LONGER,
     "evaluation": LONGER,
+    "average": LONGER,
     "checkpoint": LONGER,
     "end": LONGER,
 }

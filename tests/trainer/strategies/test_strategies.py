@@ -23,6 +23,7 @@ from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.trainer.checkpoints.folder_io import CheckpointWeights
 from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import LaunchedProcess
@@ -95,6 +96,7 @@ MIXTURE = [
     "--trainer.global_batch_size=3",
     "--trainer.micro_batch_size=1",
     "--snapshot.enabled=false",
+    "--optim.ema=null",
 ]
 
 
@@ -117,6 +119,7 @@ def config(tiny):
     overrides = {
         "optim.schedule": "constant",
         "optim.lr": 0.003,
+        "optim.ema": 0.8,
         "model.mlp": "swiglu",
         "trainer.global_batch_size": 8,
         "trainer.max_steps": STEPS,
@@ -149,7 +152,7 @@ def runs(folder, launch_runs):
     """``runs(name)``: a run from birth by strategy, by options, or ``bf16-STRATEGY``; all from one launch."""
     flags = {name: [f"--trainer.strategy={name}"] for name in ("fsdp2", *ZERO)}
     flags["ddp"] = ["--trainer.strategy=ddp", f"--trainer.max_steps={HALF}"]
-    shorter = [f"--trainer.max_steps={HALF}", "--snapshot.gradients=false"]
+    shorter = [f"--trainer.max_steps={HALF}", "--snapshot.gradients=false", "--optim.ema=null"]
     flags |= {name: [*given, *shorter] for name, given in OPTIONS.items()}
     flags |= {f"{name}-mixture": [f"--trainer.strategy={name}", *MIXTURE] for name in ("ddp", "fsdp2", *ZERO)}
     flags["fsdp2-mixture"].append("--trainer.activation_checkpointing=full")
@@ -160,6 +163,7 @@ def runs(folder, launch_runs):
             f"--trainer.strategy={name}",
             "--trainer.precision=bf16",
             "--trainer.gather=bf16",
+            "--optim.ema=null",
         ]
         for name in ("fsdp2", "zero3")
     }
@@ -199,8 +203,18 @@ def digest_of(run):
     return json.loads(run.birth.read_text())["digest"]
 
 
+def average_of(run):
+    """The averaged weights at the end of a run, one behind another."""
+    weights = CheckpointWeights(run.checkpoint(STEPS), average=True)
+    return torch.cat([weights[name].flatten() for name in sorted(weights)]).numpy()
+
+
 def assert_alike(run, single):
     assert digest_of(run) == digest_of(single)
+    assert logged(run, "ema/val/loss").keys() == {HALF, STEPS}
+    assert average_of(run) == pytest.approx(average_of(single), abs=1e-5)
+    for key in ("ema/val/loss", "ema/eval/backcopy/excess_loss", "ema/bias/alignment"):
+        assert logged(run, key) == pytest.approx(logged(single, key), rel=1e-3)
     for key in ("train/loss", "train/grad_norm", "val/loss"):
         ours, theirs = logged(run, key), logged(single, key)
         assert ours.keys() == theirs.keys()
@@ -283,6 +297,7 @@ def test_a_run_goes_on_under_another_strategy(change, changed, runs, single):
     assert ours.keys() == theirs.keys()
     assert len(ours) == STEPS
     assert ours == pytest.approx(theirs, rel=1e-5)
+    assert average_of(changed[change]) == pytest.approx(average_of(before), abs=1e-5)
 
 
 @pytest.mark.parametrize("options", params(OPTIONS))
