@@ -148,10 +148,11 @@ class Planner:
 
     @cached_property
     def state_elements(self) -> int:
-        """Elements of the optimizer's state."""
+        """Elements of the optimizer's state, and of the average of the weights if there is one."""
         model = empty_decoder(self.config.model, "meta")
         roles, row = parameter_roles(model), self.config.optim.optimizer
-        return sum(
+        averaged = 0 if self.config.optim.ema is None else self.n_params
+        return averaged + sum(
             row.state_elements(tuple(parameter.shape), roles[name] is ParameterRole.MATRIX)
             for name, parameter in model.named_parameters()
         )
@@ -223,7 +224,13 @@ class Planner:
         check_launch(replace(trainer, device="cpu"), None if alone else LaunchedProcess(0, n, 0, cluster.per_node))
         costs, sizes, curve = (
             STRATEGY_COSTS[trainer.strategy],
-            StepSizes(trainer, self.n_params, n, n_moments=len(self.config.optim.optimizer.sharded_state)),
+            StepSizes(
+                trainer,
+                self.n_params,
+                n,
+                n_moments=len(self.config.optim.optimizer.sharded_state),
+                n_averages=int(self.config.optim.ema is not None),
+            ),
             self._curve(trainer),
         )
         held = costs.memory(curve.at(trainer.micro_batch_size), curve, sizes)

@@ -162,7 +162,8 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: 
         parameter.grad = torch.zeros_like(parameter)
     mark_gradients()
     _update(module, optimizer)
-    ledger.mark(_states(optimizer), "optimizer")
+    averages = [] if module.optim.ema is None else [p.detach().clone() for p in parameters]
+    ledger.mark([*_states(optimizer), *averages], "optimizer")
 
     for nth in ("first", "later"):
         ledger.begin(f"{nth} forward")

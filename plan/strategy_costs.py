@@ -10,7 +10,7 @@ import numpy as np
 from ..data.batch_sizes import BatchShares
 from ..trainer.config import TrainerConfig
 from ..trainer.strategies import fsdp2
-from ..trainer.strategies.table import StrategyName
+from ..trainer.strategies.table import STRATEGIES, StrategyName
 from .rehearsal import Sharding
 from .tracing import PARTS, Curve, Ring
 
@@ -30,6 +30,8 @@ class StepSizes:
     n_processes: int
     n_moments: int = 2
     """Tensors of the optimizer's state that have the shape of the weights: two of AdamW."""
+    n_averages: int = 0
+    """Averages of the weights, which lie where these do: 1 with ``optim.ema``."""
 
     @property
     def accumulate(self) -> int:
@@ -97,7 +99,7 @@ def _with_sharded_states(
         gradients = gradients + sizes.shard * (n_shards + curve.during("update"))
     held[:, _GRADIENTS] = gradients
     # The shard of the weights that is updated is a copy.
-    held[:, _OPTIMIZER] = 0 if sizes.offloaded else (1 + sizes.n_moments) * sizes.shard
+    held[:, _OPTIMIZER] = (sizes.n_averages + (0 if sizes.offloaded else 1 + sizes.n_moments)) * sizes.shard
     return held
 
 
@@ -110,7 +112,7 @@ def _memory_of_zero3(held: np.ndarray, curve: Curve, sizes: StepSizes) -> np.nda
     if not sizes.offloaded:
         held[:, _GRADIENTS] += sizes.shard + update * min(sizes.shard, 4.0 * SUB_GROUP)
     held[:, _PARAMETERS] = 0 if sizes.offloaded else sizes.shard
-    held[:, _OPTIMIZER] = 0 if sizes.offloaded else sizes.n_moments * sizes.shard
+    held[:, _OPTIMIZER] = 0 if sizes.offloaded else (sizes.n_averages + sizes.n_moments) * sizes.shard
     held[:, _GATHERED] = ~update * itemsize * min(LIVE, sizes.n_params)
     return held
 
@@ -126,7 +128,8 @@ def _host_memory_of_zero(sizes: StepSizes) -> float:
     if not sizes.offloaded:
         return 0.0
     on_drive = 1 + sizes.n_moments if sizes.trainer.offload == "nvme" else 0
-    return (4 + sizes.n_moments - on_drive) * sizes.shard
+    averages = sizes.n_averages if STRATEGIES[sizes.trainer.strategy].shards_weights else 0
+    return (4 + sizes.n_moments + averages - on_drive) * sizes.shard
 
 
 # ── bytes sent ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -153,7 +153,8 @@ def _fill(target: TensorShard, stored: Tensor | StoredTensor) -> None:
     if isinstance(stored, StoredTensor):
         load_into(target, stored)
     else:
-        target.local.copy_(stored.view(-1)[target.start : target.stop])
+        flat = stored.reshape(-1)
+        target.fill(lambda start, stop: flat[start:stop])
 
 
 def prefixed(figures: Mapping[str, float]) -> dict[str, float]:
