@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..data.packing import DocumentBorders
-from ..data.probes import passage_probe, random_probe
+from ..data.probes import passage_probe, random_probe, text_ids
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
 from ..metrics.rankings import ranking
@@ -206,7 +206,8 @@ class SnapshotRecorder:
         text: files or folders of text (as in ``data.path``), to measure on their passages too; sinks are often
             larger there than on random tokens. ``tokenizer`` reads them.
         tokenizer: the model's tokenizer: one of ``transformers``, or the path of a ``tokenizers`` JSON. Tokens that it
-            puts before a text, such as BOS, precede every passage. ``token_texts`` may then be left out.
+            puts before a text, such as BOS, precede every passage. ``token_texts`` may then be left out. Without
+            ``newborn``, the random probe keeps to the ids that it has.
         newborn: function that re-creates a birth of the same architecture from a seed, for strangers as controls.
         init_seed: the model's seed for ``newborn``; strangers take the next ones.
         birth: reference to compare with in place of step 0.
@@ -271,6 +272,7 @@ class SnapshotRecorder:
         self._named: set[str] = set()
         self._looked = False
         self._seq_len = self.config.seq_len
+        self._n_tokens: int | None = None
         self._model: tuple[Any, Decoder | ForeignModel] | None = None
 
     def take(self, model: Any, step: int) -> Snapshot:
@@ -317,7 +319,7 @@ class SnapshotRecorder:
         """Take a snapshot. A part that cannot be measured is an error, unless ``absent`` is given: then its reason is
         added there.
         """
-        seen = on_all_ranks(lambda: self._observable(model, drops=absent is not None))
+        seen = on_all_ranks(lambda: self._observable(model, step, drops=absent is not None))
         if absent is not None:
             absent += self.dropped.values()
         if step == 0 or not self._looked:
@@ -346,7 +348,7 @@ class SnapshotRecorder:
                 self._named.add(kind)
                 warnings.warn(f"not measured at step {step}: {reason}", stacklevel=4)
 
-    def _observable(self, model: Any, *, drops: bool) -> Decoder | ForeignModel:
+    def _observable(self, model: Any, step: int, *, drops: bool) -> Decoder | ForeignModel:
         """Return the model in the form that is measured; check it and prepare its probe at first sight.
 
         ``drops``: True to drop an impossible probe, with its reason; else it is an error.
@@ -368,7 +370,9 @@ class SnapshotRecorder:
             self.dropped |= misfits
             self.probes = {name: given for name, given in self.probes.items() if name not in misfits}
             if "random" not in self.probes:
-                drawn = random_probe(vocab_size, config.n_sequences, self._seq_len, config.probe_seed)
+                ids = self._drawn_ids(vocab_size, step)
+                self._n_tokens = None if ids is None else len(ids)
+                drawn = random_probe(vocab_size, config.n_sequences, self._seq_len, config.probe_seed, ids)
                 self.probes = {"random": drawn, **self.probes}
             try:
                 if self.tokenizer is not None:
@@ -383,6 +387,22 @@ class SnapshotRecorder:
                 look(seen, self.probes["random"].shape[1])
             self._model = model, seen
         return self._model[1]
+
+    def _drawn_ids(self, vocab_size: int, step: int) -> np.ndarray | None:
+        """Return the ids from which the random probe is drawn: those of the tokenizer, or None, all of them: for births
+        that a seed draws anew, and for a training whose step 0 was measured so.
+        """
+        if self.tokenizer is None or self.newborn is not None:
+            return None
+        try:
+            ids = text_ids(TextTokenizer.of(self.tokenizer), vocab_size)
+        except _FAILURES:
+            # Reading the text names the fault of the tokenizer.
+            return None
+        if step > 0 and self.run.snapshot(0) in self.run.snapshot_folders():
+            stored = Snapshot.read(self.run.snapshot(0)).summary.get("probe", {})
+            return ids if "n_tokens" in stored else None
+        return ids
 
     def _shorten(self, longest: int | None) -> None:
         """Shorten probes to the positions of the model, with a message for each longer one."""
@@ -515,6 +535,7 @@ class SnapshotRecorder:
             birth=self.birth,
             top_k=self.config.top_k,
             token_texts=self.token_texts,
+            n_tokens=self._n_tokens,
         )
         if step == 0 and self.newborn is not None:
             snapshot.arrays["stranger_direction"] = np.array([s.direction for s in self.strangers])

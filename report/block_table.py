@@ -12,6 +12,7 @@ from ..findings.history import RunHistory
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED, by_block
 from ..metrics.quantity import Column, Quantity
+from ..models.exchange.gguf_header import kinds_in_words
 from .run_history import PROBES
 from .terminal import Heading, print_left_out, print_table, table_width
 from .text import format_value
@@ -102,6 +103,8 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     console.print(f"\nfavourite tokens: {tokens}", highlight=False, markup=False, soft_wrap=True)
     drawn = f" from {probe['n_tokens']:,}" if "n_tokens" in probe else ""
     on_text = f", {snapshot.summary.get('probe_text', probe)['n_sequences']} of text" if text else ""
+    if stored := snapshot.summary.get("stored_kinds"):
+        console.print(f"weights stored as {kinds_in_words(stored)}", highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"{probe['n_sequences']} sequences of {probe['seq_len']} random tokens{drawn}{on_text}, {probe['dtype']}, "
         f"{snapshot.summary['seconds']:.1f} s",

@@ -24,7 +24,7 @@ from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED
 from ..metrics.quantity import Quantity
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, Table, render_page
-from .charts.run_panels import panels_of_runs
+from .charts.run_panels import panels_of_runs, steps_are_wide
 from .charts.specs import ChartPanel, CurvePanel, PageRun, RankingPanel, panel_of_numbers
 from .charts.stills import run_variable
 from .html_page import navigation, write_page
@@ -175,6 +175,8 @@ def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Blo
                 verdict.control or (),
                 places.get(verdict.section, verdict.section),
                 run.index,
+                verdict.steps,
+                steps_are_wide(runs),
             )
             for verdict in shown
         ]

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import UsageError
 from ..files import find_folder
 from ..measure.records import RunDir, Snapshot
+from ..models.exchange.gguf_header import kinds_in_words
 from .html_page import navigation, render, write_page
 from .pictures.style import our_style
 from .run_history import RunHistory
@@ -84,13 +85,18 @@ def find_snapshot(run: RunDir, step: int) -> Path:
 
 
 def _about(snapshot: Snapshot) -> str:
-    """Describe in one line the model, the probe and its size."""
+    """Describe in one line the model, the types that its weights are stored in, and the probes."""
     summary: dict[str, Any] = snapshot.summary
-    probe = summary.get("probe") or {}
+    probe, texts = summary.get("probe") or {}, summary.get("probe_text") or {}
+    stored = summary.get("stored_kinds") or {}
     parts = [
         str(summary["source"]) if "source" in summary else "",
         f"blocks {summary.get('n_layers', '?')}, heads {summary.get('n_heads', '?')}",
         f"vocabulary {finite_or_nan(summary.get('vocab_size')):,.0f}",
-        f"{probe.get('n_sequences', '?')} sequences of {probe.get('seq_len', '?')} tokens, {probe.get('dtype', '?')}",
+        f"stored as {kinds_in_words(stored)}" if stored else "",
+        f"{probe.get('n_sequences', '?')} sequences of {probe.get('seq_len', '?')} random tokens"
+        + (f" from the {probe['n_tokens']:,} of its tokenizer" if "n_tokens" in probe else ""),
+        f"{texts['n_sequences']} sequences of {texts['seq_len']} tokens of text" if texts else "",
+        f"measured in {probe['dtype']}" if "dtype" in probe else "",
     ]
     return printable("; ".join(part for part in parts if part))

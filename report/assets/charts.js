@@ -237,14 +237,14 @@ const charts = (() => {
     const whole = last > first ? [first, last] : [first - 1, last + 1];
     const range = panel.x === "step" && state.zoom ? state.zoom : whole;
     const options = {
-      width: Math.max(box.clientWidth, 200), height: panel.height || 190, series, bands, padding: [8, 16, 0, 0],
+      width: Math.max(box.clientWidth, 200), height: panel.height || 201, series, bands, padding: [8, 16, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: false, distr: xlog ? 4 : 1, asinh: unit, range: () => range },
         y: { distr: log ? 3 : 1, range: (u, low, high) => spread(low, high, log) },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 26, gap: 3, values: (u, splits) => splits.map(tick),
+        { ...axis, grid: { show: false }, size: 22, gap: 3, label: (panel.xname || panel.x) + (xlog ? ", log scale" : ""), labelFont: font, labelSize: 15, labelGap: -1, values: (u, splits) => splits.map(tick),
           ...(xlog ? { splits: () => logSplits(range[0], range[1], unit, joined[0]), filter: (u, s) => s } : { space: 60 }),
           ...(WHOLE.includes(panel.x) ? { incrs: INCREMENTS } : {}) },
         { ...axis, grid, size: 46, gap: 4, space: 34, values: (u, splits) => splits.map(tick),
@@ -486,10 +486,11 @@ const charts = (() => {
     const words = { layer: "block" }, name = n => words[n] || n;
     const who = data.runs.length > 1 && found.run !== undefined ? data.runs[found.run].name : "";
     const note = [who, found.probe ? `${found.probe} probe` : "", when].filter(Boolean).join(", ");
+    const axes = `${name(panel.rows)}s down, ${name(panel.columns)}s across`;
     const value = (i, j) => series.v[across ? i * columns.length + j : j * rows.length + i];
     const said = (i, j) => `${name(panel.rows)} ${rows[i]}, ${name(panel.columns)} ${columns[j]}: ${written(value(i, j))}`;
     if (rows.length > 16 || columns.length > 12) {
-      box.append(node("p", "when", note), drawMap(rows, columns, value, said, panel.limits, state, data));
+      box.append(node("p", "when", [note, axes].filter(Boolean).join("; ")), drawMap(rows, columns, value, said, panel.limits, state, data));
       box.append(scale(tick(low), tick(high), data.colours));
       return null;
     }

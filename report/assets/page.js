@@ -143,7 +143,7 @@
       told.id = "step";
       const tokens = data.runs.map(run => run.tokens).find(Boolean) || {};
       slider.addEventListener("input", () => change({ step: data.steps[+slider.value] }));
-      const label = labelled("step", slider);
+      const label = labelled("measured step", slider);
       label.className = "scrub";
       bar.append(label, told);
       updates.push(() => {

@@ -31,7 +31,7 @@ from ..pictures.style import DEPTH
 from ..text import printable
 from .scales import CIVIDIS
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel, Series
-from .stills import still
+from .stills import step_share, still
 
 # ---------------------------------------------------------------- size limit of pages of deep models
 # Arrays that panels share are stored once, and long arrays keep only some of their steps.
@@ -179,6 +179,10 @@ class Finding:
     """Id of the block that it leads to."""
     run: int = 0
     """Number of the run, which decides the colour."""
+    steps: Sequence[int] = ()
+    """Steps of the values, of which each has its place; without them they lie at equal distances."""
+    is_log: bool = False
+    """True if steps are spaced logarithmically, as in the panels of the page."""
 
 
 @dataclass(frozen=True)
@@ -346,8 +350,11 @@ def _asset(name: str) -> str:
     return resources.files(room).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def sparkline(values: Sequence[float], control: Sequence[float] = ()) -> Markup:
+def sparkline(
+    values: Sequence[float], control: Sequence[float] = (), steps: Sequence[int] = (), *, is_log: bool = False
+) -> Markup:
     """Draw a small curve without axes, its control in grey; "" for fewer than two points."""
+    places = step_share(np.asarray(steps if len(steps) == len(values) else range(len(values)), dtype=float), is_log)
     curves = [[(i, v) for i, v in enumerate(found) if math.isfinite(v)] for found in (control, values)]
     if len(curves[1]) < 2:
         return Markup("")
@@ -355,8 +362,14 @@ def sparkline(values: Sequence[float], control: Sequence[float] = ()) -> Markup:
     low, high = min(shown), max(shown)
 
     def points(curve: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-        last = len(values) - 1
-        return [(2 + 96 * i / last, 22 - 20 * ((v - low) / (high - low) if high > low else 0.5)) for i, v in curve]
+        first, last = places[0], places[-1]
+        return [
+            (
+                2 + 96 * (places[i] - first) / (last - first or 1.0),
+                22 - 20 * ((v - low) / (high - low) if high > low else 0.5),
+            )
+            for i, v in curve
+        ]
 
     paths = [
         f'<path{look} d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points(curve))}"/>'

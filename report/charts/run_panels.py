@@ -66,6 +66,7 @@ _MASS = _Curves(
     {"sink_mass": ("", "solid")},
     "sink_uniform",
     array="sink_mass",
+    unit="share of attention",
     csv="sink-mass.csv",
     lead="",
 )
@@ -75,6 +76,7 @@ _DOCUMENT_MASS = _Curves(
     {"document_sink_mass": ("", "solid")},
     "document_sink_uniform",
     array="document_sink_mass",
+    unit="share of attention",
     csv="sink-document_sink_mass.csv",
     lead="",
 )
@@ -106,9 +108,15 @@ _LOCK = _Curves(
     {"qk_cosine": ("", "solid")},
     array="qk_cosine",
     csv="lock-cosine-heads.csv",
+    unit="|cosine|",
 )
 _NEURONS = _Curves(
-    "neurons-count", "Super neurons", {"super_neurons": ("", "solid")}, array="super_neurons", csv="neurons-count.csv"
+    "neurons-count",
+    "Super neurons",
+    {"super_neurons": ("", "solid")},
+    array="super_neurons",
+    csv="neurons-count.csv",
+    unit="number",
 )
 _RATIO = _Curves("preference-ratio", "The favourite token", {"preference_ratio": ("", "solid")}, unit="V · max p̄")
 
@@ -136,7 +144,8 @@ def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
     return {section: [panel for panel in panels if panel is not None] for section, panels in made.items()}
 
 
-def _x_is_wide(runs: Sequence[RunHistory]) -> bool:
+def steps_are_wide(runs: Sequence[RunHistory]) -> bool:
+    """Return True if measured steps lie close early and wide late, so that panels space them logarithmically."""
     steps = sorted({s.step for run in runs for s in run.dated} - {0})
     return len(steps) > 2 and steps[len(steps) // 2] < steps[-1] / 4
 
@@ -213,7 +222,7 @@ def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
         found,
         unit=panel.unit or quantity.unit,
         log=quantity.scale == "log",
-        x_log=_x_is_wide(runs),
+        x_log=steps_are_wide(runs),
         lead=panel.lead if any(s.probe == panel.lead for s in found) else "",
         csv=panel.csv,
     )
@@ -245,7 +254,7 @@ def _losses(runs: Sequence[RunHistory]) -> CurvePanel | None:
         if np.isfinite(level)
     ]
     unit = LOGGED["val/loss"].unit
-    return CurvePanel("loss-live", "Loss", series, unit=unit, x_log=_x_is_wide(runs), csv="loss-loss.csv")
+    return CurvePanel("loss-live", "Loss", series, unit=unit, x_log=steps_are_wide(runs), csv="loss-loss.csv")
 
 
 def _by_source(runs: Sequence[RunHistory]) -> CurvePanel | None:
@@ -257,7 +266,7 @@ def _by_source(runs: Sequence[RunHistory]) -> CurvePanel | None:
         if (series := _log_series(run, f"val/loss/{name}", name, LOOKS[i % len(LOOKS)])) is not None
     ]
     unit, title = LOGGED["val/loss"].unit, "Validation loss by source"
-    return CurvePanel("loss-by-source", title, found, unit=unit, x_log=_x_is_wide(runs)) if found else None
+    return CurvePanel("loss-by-source", title, found, unit=unit, x_log=steps_are_wide(runs)) if found else None
 
 
 def _evaluation(runs: Sequence[RunHistory], *scores: str) -> CurvePanel | None:
@@ -275,7 +284,7 @@ def _evaluation(runs: Sequence[RunHistory], *scores: str) -> CurvePanel | None:
         for level, legend in _chance(runs, list(dict.fromkeys(name for name, _ in names)))
     ]
     what = in_words(scores[0]).capitalize()
-    return CurvePanel(f"evaluation-{scores[0]}", what, found, x_log=_x_is_wide(runs)) if names else None
+    return CurvePanel(f"evaluation-{scores[0]}", what, found, x_log=steps_are_wide(runs)) if names else None
 
 
 def _chance(runs: Sequence[RunHistory], names: Sequence[str]) -> list[tuple[float, str]]:
@@ -294,7 +303,7 @@ def _logged(runs: Sequence[RunHistory], id_: str, key: str, csv: str) -> CurvePa
     found = [s for run in runs if (s := _log_series(run, key, "")) is not None]
     quantity = LOGGED[key]
     title = quantity.label[:1].upper() + quantity.label[1:]
-    return CurvePanel(id_, title, found, unit=quantity.unit, x_log=_x_is_wide(runs), csv=csv) if found else None
+    return CurvePanel(id_, title, found, unit=quantity.unit, x_log=steps_are_wide(runs), csv=csv) if found else None
 
 
 def _lineage(runs: Sequence[RunHistory]) -> CurvePanel | None:
@@ -302,7 +311,7 @@ def _lineage(runs: Sequence[RunHistory]) -> CurvePanel | None:
     if not found:
         return None
     return CurvePanel(
-        "lineage-test", "Lineage test against birth", found, unit="z", x_log=_x_is_wide(runs), csv="lineage-z.csv"
+        "lineage-test", "Lineage test against birth", found, unit="z", x_log=steps_are_wide(runs), csv="lineage-z.csv"
     )
 
 
@@ -315,7 +324,7 @@ def _lineage_of_weights(runs: Sequence[RunHistory]) -> CurvePanel | None:
         "Weights against birth",
         found,
         unit="cosine",
-        x_log=_x_is_wide(runs),
+        x_log=steps_are_wide(runs),
         csv="lineage-weights.csv",
     )
 
@@ -345,7 +354,12 @@ def _map(runs: Sequence[RunHistory]) -> HeatmapPanel | None:
     if not found or max(s.values[0].size for s in found) < 2:
         return None
     return HeatmapPanel(
-        "sink-heads", "Sink mass by block and head", found, limits=(0.0, 1.0), csv="sink-mass-heads.csv"
+        "sink-heads",
+        "Sink mass by block and head",
+        found,
+        limits=(0.0, 1.0),
+        unit="share of attention",
+        csv="sink-mass-heads.csv",
     )
 
 

@@ -24,6 +24,14 @@ Look = Literal["solid", "dashed", "dotted", "control", "band"]
 LOOKS: tuple[Look, ...] = ("solid", "dashed", "dotted")
 """Looks of one run's lines in a panel, in turn."""
 
+_AXIS_TITLES = {"step": "optimizer steps", "layer": "block", "text": "token", "alpha": "α", "epsilon": "ε"}
+
+
+def axis_title(name: str, *, log: bool = False) -> str:
+    """Return the title of an axis by the name that numbers have for it."""
+    return f"{_AXIS_TITLES.get(name, name)}{', log scale' if log else ''}"
+
+
 DIGITS = 4
 """Significant digits of every number in a page."""
 
@@ -111,7 +119,8 @@ class CurvePanel:
     def to_json(self) -> dict[str, Any]:
         """Return the panel for the page's script."""
         shown = [s.to_json() for s in self.series]
-        return _panel(self, x=self.x, log=self.log, xlog=self.x_log, lead=self.lead, series=shown)
+        title = axis_title(self.x)
+        return _panel(self, x=self.x, xname=title, log=self.log, xlog=self.x_log, lead=self.lead, series=shown)
 
 
 @dataclass(frozen=True)

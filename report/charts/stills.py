@@ -17,7 +17,7 @@ from ..pictures.panels import blocks_of_change
 from ..pictures.style import RUN_COLOURS
 from ..text import format_value, shorten
 from .scales import CIVIDIS, Scale, cell_colour, depth_colour, fitting_scale, png_of_cells, tick_text
-from .specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, RankingPanel, ScatterPanel
+from .specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, Point, RankingPanel, ScatterPanel, axis_title
 
 _WIDTH, _HEIGHT = 360, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 6, 6, 20
@@ -132,7 +132,7 @@ def _curves(panel: CurvePanel) -> Markup:
     places = step_share(every_x, panel.x_log)
     low, high = float(places.min()), float(places.max())
     at = dict(zip(every_x.tolist(), ((places - low) / (high - low or 1.0)).tolist(), strict=True))
-    parts = [_frame(y_scale), _x_ticks(every_x, at, panel.x)]
+    parts = [_frame(y_scale), _x_ticks(every_x, at, axis_title(panel.x, log=panel.x_log))]
     for line in lines:
         parts.append(_draw_line(line, at, y_scale, many=len(lines) > _MANY_LINES))
     described = escape(panel.title)
@@ -175,7 +175,7 @@ def _frame(scale: Scale) -> str:
     return "".join(parts)
 
 
-def _x_ticks(values: np.ndarray, at: dict[float, float], name: str) -> str:
+def _x_ticks(values: np.ndarray, at: dict[float, float], title: str) -> str:
     chosen: list[float] = []
     for value in [*values.tolist()]:
         if not chosen or at[value] - at[chosen[-1]] > 0.14:
@@ -184,8 +184,7 @@ def _x_ticks(values: np.ndarray, at: dict[float, float], name: str) -> str:
         f'<text x="{_x(at[v]):.1f}" y="{_HEIGHT - _BOTTOM + 13}" text-anchor="middle">{tick_text(v)}</text>'
         for v in chosen
     ]
-    label = "block" if name == "layer" else name
-    foot = f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT + 8}" text-anchor="end">{escape(label)}</text>'
+    foot = f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT + 8}" text-anchor="end">{escape(title)}</text>'
     return "".join(texts) + foot
 
 
@@ -360,7 +359,24 @@ def ranking_table(panel: RankingPanel, rows: Sequence[Sequence[str]], when: str)
     return Markup(f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
-# ── scatter ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── scatter, and the same points as a list for narrow screens ─────────────────────────────────────────────────────────
+
+
+def _point_list(panel: ScatterPanel, points: Sequence[Point]) -> Markup:
+    """Render the points as a table with their numbers, the lowest x first; the page shows it where it is narrow."""
+    rows = "".join(
+        f'<tr><td class="text"><i class="{"ring" if p.hollow else "dot"}" style="--c:{run_variable(p.colour)}"></i>'
+        f"{escape(p.name)}</td>{_with_ends(p.x, p.x_error)}{_with_ends(p.y, p.y_error)}</tr>"
+        for p in sorted(points, key=lambda p: (p.x, p.y))
+    )
+    labels = "".join(f"<th>{escape(label)}</th>" for label in (panel.x_label, panel.y_label))
+    head = f'<th class="text"></th>{labels}'
+    return Markup(f'<table class="points keys"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
+
+
+def _with_ends(value: float, ends: tuple[float, float] | None) -> str:
+    beside = f"<small>{' – '.join(format_value(end, '.3f') for end in ends)}</small>" if ends else ""
+    return f"<td>{format_value(value, '.3f')}{beside}</td>"
 
 
 def _scatter(panel: ScatterPanel) -> Markup:
@@ -419,6 +435,5 @@ def _scatter(panel: ScatterPanel) -> Markup:
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" {look} data-tip="{tip}"/>')
         parts.append(f'<text class="name" x="{left:.1f}" y="{top + 9.5:.1f}">{escape(shorten(p.name, 28))}</text>')
     described = escape(panel.title)
-    return Markup(f'<svg class="scatter" viewBox="0 0 {width} {height}" role="img" aria-label="{described}">') + Markup(
-        "".join(parts) + "</svg>"
-    )
+    box = f'<svg class="scatter" viewBox="0 0 {width} {height}" role="img" aria-label="{described}">'
+    return _point_list(panel, points) + Markup(f"{box}{''.join(parts)}</svg>")

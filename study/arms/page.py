@@ -405,7 +405,7 @@ def _curves(grouped: Sequence[Family], first: ArmResult | None) -> list[CurvePan
         if level is not None:
             uniform = np.full(len(level.steps), level.uniform)
             series.append(Series(uniform, {"step": level.steps}, None, "uniform", "control"))
-        panels.append(CurvePanel(f"family-{number}", family.title or "arms", series))
+        panels.append(CurvePanel(f"family-{number}", family.title or "arms", series, unit="share of attention"))
     return panels
 
 

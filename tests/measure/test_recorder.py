@@ -157,15 +157,43 @@ def test_text_is_read_by_the_models_own_tokenizer(small_probe, word_tokenizer, t
     (tmp_path / "text.md").write_text("one two three four five six seven\n" * 30)
     (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
     theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(word_tokenizer.content.decode()))
-    model = born(ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=270), 0)
+    model = born(ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=300), 0)
     n, length = small_probe.n_sequences, small_probe.seq_len
-    expected = passage_probe(str(tmp_path / "text.md"), word_tokenizer, n, length, 270)
+    expected = passage_probe(str(tmp_path / "text.md"), word_tokenizer, n, length, 300)
     alone = measure(model, expected, batch_size=4).scalars
     for i, tokenizer in enumerate((word_tokenizer, theirs, tmp_path / "tokenizer.json")):
         recorder = SnapshotRecorder(tmp_path / str(i), small_probe, text=str(tmp_path / "text.md"), tokenizer=tokenizer)
         found = recorder.take(model, 0)
         assert found.summary["bias_text"]["sink_mass"] == alone["sink_mass"]
         assert found.summary["top_tokens"][0]["text"] != f"[{found.summary['top_tokens'][0]['id']}]"
+        # Random tokens are ids that a text may have, and the snapshot says how many there are.
+        ids = sorted(Tokenizer.from_str(word_tokenizer.content.decode()).get_vocab().values())
+        assert len(ids) < 300
+        assert set(recorder.probes["random"].ravel().tolist()) <= set(ids)
+        assert found.summary["probe"]["n_tokens"] == len(ids)
+
+
+def test_births_and_trainings_measured_on_the_whole_table_keep_their_probe(small_probe, word_tokenizer, tmp_path):
+    config = ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=300)
+    model, whole = born(config, 0), random_probe(300, small_probe.n_sequences, small_probe.seq_len, 0)
+
+    def recorded(folder, step, **arguments):
+        recorder = SnapshotRecorder(tmp_path / folder, small_probe, **arguments)
+        found = recorder.take(model, step)
+        return recorder.probes["random"], "n_tokens" in found.summary["probe"]
+
+    drawn = {"newborn": lambda seed: born(config, seed), "init_seed": 0, "tokenizer": word_tokenizer}
+    probe, is_said = recorded("birth", 0, **drawn)
+    assert (probe == whole).all()
+    assert not is_said
+    recorded("before", 0)
+    probe, is_said = recorded("before", 2, tokenizer=word_tokenizer)
+    assert (probe == whole).all()
+    assert not is_said
+    first, _ = recorded("now", 0, tokenizer=word_tokenizer)
+    probe, is_said = recorded("now", 2, tokenizer=word_tokenizer)
+    assert (probe == first).all()
+    assert is_said
 
 
 def test_text_without_its_tokenizer_is_refused(small_probe, tmp_path):

@@ -18,6 +18,7 @@ from birthmark.report.charts.chart_page import (
     Table,
     island,
     render_page,
+    sparkline,
 )
 from birthmark.report.charts.scales import Scale, fitting_scale
 from birthmark.report.charts.specs import (
@@ -144,3 +145,21 @@ def test_where_everything_is_zero_the_axis_is_linear_around_it():
     for series in ([zeros], [zeros, level]):
         (line, *_) = re.findall(r'<path class="l" d="([^"]*)"', still(CurvePanel("a", "a", series, log=True)))
         assert len(re.findall(r"[ML][\d.]+ [\d.]+", line)) == 3
+
+
+def test_a_small_curve_has_each_step_at_its_place():
+    places = re.findall(r"[ML]([\d.]+) ", sparkline([1.0, 2.0, 3.0, 4.0], steps=[0, 1, 2, 100]))
+    assert np.allclose([float(x) for x in places], 2 + 96 * np.array([0, 1, 2, 100]) / 100, atol=0.051)
+    log = re.findall(r"[ML]([\d.]+) ", sparkline([1.0, 2.0, 3.0, 4.0], steps=[0, 1, 2, 100], is_log=True))
+    assert np.allclose([float(x) for x in log], 2 + 96 * np.arcsinh([0, 1, 2, 100]) / np.arcsinh(100), atol=0.051)
+    even = re.findall(r"[ML]([\d.]+) ", sparkline([1.0, 2.0, 3.0]))
+    assert [float(x) for x in even] == [2.0, 50.0, 98.0]
+
+
+@pytest.mark.parametrize(
+    ("x", "log", "title"), [("step", True, "optimizer steps, log scale"), ("layer", False, "block")]
+)
+def test_axes_have_titles(x, log, title):
+    panel = CurvePanel("p", "P", [Series(np.array([1.0, 2.0]), {x: [1, 2]})], x, x_log=log)
+    assert f">{title}</text>" in still(panel)
+    assert title.startswith(panel.to_json()["xname"])

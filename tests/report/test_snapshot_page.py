@@ -348,3 +348,23 @@ def test_an_intervention_leaves_a_picture_and_its_numbers(tmp_path, capsys, monk
     assert (tmp_path / "mask.png").is_file()
     assert main(["intervene", "c.yaml@3", "--kind", "mask", *options, "--out", "mask.csv"]) == 2
     assert "--out mask.csv: is no picture; give a name that ends in .png" in capsys.readouterr().err
+
+
+def test_the_page_says_how_weights_are_stored_what_was_drawn_and_what_marks_mean(make_snapshot, tmp_path):
+    snapshot = make_snapshot(3, np.random.default_rng(0), only=("sink_mass", "importance"))
+    snapshot.summary.update({
+        "source": "models/small.gguf", "stored_kinds": {"Q4_1": 210, "F32": 61}, "n_layers": 3, "n_heads": 2,
+        "probe": {"n_sequences": 8, "seq_len": 16, "dtype": "bfloat16", "n_tokens": 100},
+    })  # fmt: skip
+    snapshot.write(tmp_path / "s")
+    text = build_snapshot_page(tmp_path / "s").read_text(encoding="utf-8")
+    assert (
+        "models/small.gguf; blocks 3, heads 2; vocabulary 120; stored as Q4_1: 210 tensors, F32: 61; 8 sequences of 16 "
+        "random tokens from the 100 of its tokenizer; measured in bfloat16"
+    ) in text
+    (legend,) = re.findall(r'<p class="note legend">(.*)</p>', text)
+    shown = set(re.findall(r'<li class="(present|weak|absent|unclear)">', text))
+    assert shown
+    assert len(legend.split(" · ")) == len(shown)
+    # No number of the page begins with its point.
+    assert not re.findall(r">[^<]*(?<![\w.])\.\d", re.sub(r"<(svg|style).*?</\1>", "", text, flags=re.DOTALL))

@@ -116,7 +116,7 @@ def test_ten_families_are_told_apart_by_their_points(tmp_path):
     results = [arm(f"arm-{i}", [0.05 * i, 0.05 * i], [1 + i, 1 + i]) for i in range(11)]
     families = {f"family {i}": [f"arm-{i}"] for i in range(1, 11)}
     text = arms_page(study_of(results, families), results, [], tmp_path)
-    keys = re.findall(r'<i class="(dot|ring)" style="--c:var\((--run-\d)\)"></i>([^<]+)<', text)
+    keys = re.findall(r'<span><i class="(dot|ring)" style="--c:var\((--run-\d)\)"></i>([^<]+)<', text)
     circles = re.findall(
         r'<circle [^>]*fill="var\((--[a-z0-9-]+)\)"(?: stroke="var\((--run-\d)\)")?[^>]*data-tip="(.+)', text
     )
@@ -134,14 +134,21 @@ def test_a_browser_draws_it(open_page, page, width, scheme):
     assert tab.run("document.documentElement.scrollWidth") <= width
     assert tab.run("document.querySelectorAll('.panel.alive canvas').length") == 2
     assert tab.run("document.querySelectorAll('#panel-arms circle').length") == len(names)
+    # Where it is narrow, a list with the same names and numbers stands in place of the scatter.
+    listed = tab.page.locator("#panel-arms table.points")
+    assert listed.is_visible() == (width < 500) != tab.page.locator("#panel-arms svg.scatter").is_visible()
+    if width < 500:
+        rows = [row.split("\t") for row in listed.inner_text().split("\n") if row.strip()]
+        assert sorted(cell for row in rows for cell in row if cell in names) == sorted(names)
+        assert "0.890" in listed.inner_text()
+        return
     # No name lies on another.
     boxes = tab.run("[...document.querySelectorAll('#panel-arms text.name')].map(e => {"
                     "const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]})")  # fmt: skip
     assert len(boxes) == len(names)
-    if width > 1000:
-        for i, (left, top, right, bottom) in enumerate(boxes):
-            for other in boxes[:i]:
-                assert right < other[0] or other[2] < left or bottom - 4 < other[1] or other[3] - 4 < top
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        for other in boxes[:i]:
+            assert right < other[0] or other[2] < left or bottom - 4 < other[1] or other[3] - 4 < top
     tab.page.hover("#panel-arms circle >> nth=3")
     assert names[3] in tab.text(".tip")
     # Each line of a panel has the colour that its key has.
