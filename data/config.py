@@ -13,6 +13,7 @@ from typing import Literal, Self, get_args
 from ..files import user_path
 from ..schema import SEEDS, outside
 from ..urls import keep_credentials
+from .named_sets import hub_path, name_problem
 
 # ---------------------------------------------------------------- tokens at given places of every sequence
 
@@ -125,6 +126,14 @@ def _keep_credentials(config: SourceConfig | DataConfig) -> None:
             object.__setattr__(config, name, bare)
 
 
+def _name_set(config: SourceConfig | DataConfig) -> None:
+    """Replace the short name of a set by its path on the hub, so that a run's record says which it was."""
+    if isinstance(config.path, str) and (path := hub_path(config.path)) != config.path:
+        if isinstance(config, SourceConfig):
+            object.__setattr__(config, "name", config.name or config.path.partition(":")[0])
+        object.__setattr__(config, "path", path)
+
+
 @dataclass(frozen=True)
 class SourceConfig:
     """One of several corpora that a run reads in given shares."""
@@ -153,6 +162,7 @@ class SourceConfig:
 
     def __post_init__(self) -> None:
         _keep_credentials(self)
+        _name_set(self)
 
     @property
     def label(self) -> str:
@@ -176,7 +186,8 @@ class DataConfig:
     path: str | list[str] = "stdlib"
     """Corpus: ``stdlib`` (source text of the running Python's standard library), ``readmes`` (what the packages
     installed beside this one say of themselves, mostly English prose), ``backcopy`` (the bigram-backcopy task), one or
-    more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), one or more local
+    more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), a set of the hub by a
+    short name such as ``fineweb-edu:sample-10BT`` (``birthmark data`` lists them), one or more local
     .parquet/.arrow/.json/.jsonl/.csv files of one kind, or tokens that exist (docs/data.md)."""
 
     sources: list[SourceConfig] = field(default_factory=list)
@@ -287,6 +298,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _keep_credentials(self)
+        _name_set(self)
 
     @property
     def bos_at(self) -> str:
@@ -506,6 +518,8 @@ class DataConfig:
         if is_remote(entry):
             return []
         path = user_path(entry)
+        if (problem := name_problem(entry)) is not None:
+            return [f"data.path: {problem}"]
         if not entry or not path.exists():
             what = f"a file or folder, {', '.join(map(repr, NAMED_CORPORA))}, 'backcopy' or 'hf:NAME'"
             return [f"data.path: {entry!r} does not exist; give {what}"]

@@ -48,10 +48,19 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def add_config(parser: Parser, by_default: str | None = None) -> None:
-    """Add the argument that takes a config of a run or of a model, and ``--set`` for fields of it."""
+def add_config(parser: Parser, by_default: str | None = None, without: str = "") -> None:
+    """Add the argument that takes a config of a run or of a model, and ``--set`` for fields of it.
+
+    Args:
+        parser: parser of the command.
+        by_default: config that is taken without one.
+        without: what the command does without one, if it can do without.
+    """
     text = "YAML file of a run or of a model, the name of one of `birthmark configs`, or a run's folder"
-    if by_default is None:
+    if without:
+        text = f"{text}; without one, {without}."
+        parser.add_argument("config", type=str | None, nargs="?", default=None, metavar="CONFIG", help=text)
+    elif by_default is None:
         parser.add_argument("config", type=str, metavar="CONFIG", help=f"{text}.")
     else:
         text = f"{text}; by default {by_default}."

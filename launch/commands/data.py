@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from jsonargparse import Namespace
@@ -11,7 +12,7 @@ from ...errors import UsageError
 from ...trainer.config_parser import Parser
 from ..options import add_config, add_json, config_with_overrides
 
-SUMMARY = "Show what a run reads: its sources, how often each, samples in words, and the batch of any step."
+SUMMARY = "Show what a run reads: its sources, how often each, samples in words, the batch of any step."
 
 #: Samples that are shown where no step is asked for.
 _N_SAMPLES = 10
@@ -21,7 +22,7 @@ _CHARS, _DOCUMENT_CHARS = 240, 40
 
 def add_options(parser: Parser) -> None:
     """Add the options that name the run and one of its steps."""
-    add_config(parser)
+    add_config(parser, without="list the sets that data.path knows by short names")
     parser.add_argument(
         "--step", type=int | None, metavar="N", help="Show the batch that optimizer step N trains on, from 1."
     )
@@ -29,11 +30,16 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Tokenise what is missing, and show the data.
+    """Tokenise what is missing, and show the data; without a config, list the sets that have short names.
 
     Raises:
         UsageError: a config, or a step, that is impossible.
     """
+    if options.config is None:
+        if options.step is not None or options["set"]:
+            raise UsageError("birthmark data: --step and --set are about a run; name its CONFIG")
+        return _list_sets(options.json)
+
     from ...data.prepare import prepare
     from ...data.preview import BORDER, BOS, described, first_samples, source_facts, step_batch
     from ...report.terminal import print_json
@@ -73,6 +79,20 @@ def run(options: Namespace) -> int:
     )
     for sample in samples:
         _print_sample(sample, console)
+    return 0
+
+
+def _list_sets(as_json: bool) -> int:
+    from ...data.named_sets import SETS
+    from ...report.terminal import print_json
+
+    if as_json:
+        print_json([{"name": name, **asdict(found)} for name, found in SETS.items()])
+        return 0
+    for name, found in SETS.items():
+        configs = [f"{found.default or 'all'} (default)", *found.variants]
+        print(f"{name}  {found.what}\n  hf:{found.repository}, column {found.column}, licence: {found.licence}")
+        print(f"  configs: {', '.join(configs)}" if found.variants else "  one config")
     return 0
 
 
