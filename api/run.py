@@ -33,16 +33,16 @@ class Metrics:
 
     def __init__(self, run: RunDir) -> None:
         self._rows = metrics_by_step(run)
-        self.names = sorted({name for row in self._rows.values() for name in row} - {"step"})
+        self.names = sorted(self._rows.names)
         """Names of all that was logged."""
 
     def __getitem__(self, name: str) -> NamedArray:
         """Return one metric at the steps that have it; null in the file is NaN."""
         if name not in self.names:
             raise no_such("metric", name, self.names)
-        steps = [step for step, row in self._rows.items() if name in row]
-        values = np.array([self._rows[step][name] for step in steps], dtype=float)
-        return NamedArray(values, ("step",), {"step": np.array(steps)}, name)
+        logged = self._rows.series(name)
+        values = np.array(list(logged.values()), dtype=float)
+        return NamedArray(values, ("step",), {"step": np.array(list(logged))}, name)
 
     def to_pandas(self) -> pd.DataFrame:
         """Convert all metrics to a frame: a row for each step, a column for each name."""

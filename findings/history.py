@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import finite_or_nan
-from ..measure.records import RunDir, Snapshot
+from ..measure.records import MetricsLog, RunDir, Snapshot
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class RunHistory:
     """The certificate; empty where only snapshots were taken here."""
     config: str
     """YAML; empty there."""
-    metrics: dict[int, dict[str, float]]
+    metrics: MetricsLog
     snapshots: list[Snapshot]
     rows: list[dict[str, Any]]
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot, name: str = "") -> RunHistory:
         """Build the history of a run from a single snapshot."""
-        return cls(0, name, RunDir(Path()), _birth_of(snapshot.summary), "", {}, [snapshot], [])
+        return cls(0, name, RunDir(Path()), _birth_of(snapshot.summary), "", MetricsLog(), [snapshot], [])
 
     @property
     def start(self) -> Start:
@@ -119,8 +119,8 @@ class RunHistory:
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Return steps and values of a metrics.jsonl key, at the steps with it; values that are not numbers are NaN."""
-        logged = [(step, finite_or_nan(record[key])) for step, record in self.metrics.items() if key in record]
-        return [step for step, _ in logged], [value for _, value in logged]
+        logged = self.metrics.series(key)
+        return list(logged), [finite_or_nan(value) for value in logged.values()]
 
 
 def _birth_of(summary: dict[str, Any]) -> dict[str, Any]:

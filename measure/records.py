@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from array import array as numbers
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -27,7 +30,6 @@ from ..files import (
     make_folder,
     one_line,
     parse_json,
-    read_bytes,
     read_json,
     read_sealed_json,
     remove_leftovers,
@@ -436,31 +438,129 @@ def _metrics_line(record: Any) -> dict[str, float]:
     return record
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read all lines of a ``metrics.jsonl``, in file order, without a last line that a crash broke off."""
+def metrics_lines(path: Path) -> Iterator[dict[str, float]]:
+    """Read a ``metrics.jsonl`` a line at a time, in file order, without a last line that a crash broke off.
+
+    Raises:
+        RunError: the file cannot be read, or a line of it is damaged; it is named.
+    """
     if not os.path.lexists(path):
-        return []
-    lines = read_bytes(path).split(b"\n")
-    if not lines[-1]:
-        del lines[-1]
-    records: list[dict[str, float]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(_metrics_line(parse_json(line.decode("utf-8"), not_finite=True)))
-        except ValueError as error:
-            if number < len(lines):
-                raise RunError(f"{path}: line {number} is not JSON ({one_line(error)}); remove it to go on") from None
-        except SchemaError as error:
-            raise RunError(f"{path}: line {number} is damaged ({error}); remove it to go on") from None
-    return records
+        return
+    check_file(path, TEXT_BYTES)
+    wrong: RunError | None = None
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if wrong is not None:
+                    raise wrong
+                try:
+                    yield _metrics_line(parse_json(line.removesuffix(b"\n").decode("utf-8"), not_finite=True))
+                except ValueError as error:
+                    # A fault only if another line follows.
+                    wrong = RunError(f"{path}: line {number} is not JSON ({one_line(error)}); remove it to go on")
+                except SchemaError as error:
+                    raise RunError(f"{path}: line {number} is damaged ({error}); remove it to go on") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def metrics_by_step(run: RunDir) -> dict[int, dict[str, float]]:
-    """Merge the lines of ``metrics.jsonl`` by step, in step order; the later of two lines for one step holds."""
-    merged: dict[int, dict[str, float]] = {}
-    for record in read_metrics(run.metrics):
-        merged.setdefault(int(record["step"]), {}).update(record)
-    return dict(sorted(merged.items()))
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Read all lines of a ``metrics.jsonl``; see :func:`metrics_lines`."""
+    return list(metrics_lines(path))
+
+
+class _Column:
+    """Numbers of one name in a log, by step."""
+
+    __slots__ = ("is_sorted", "steps", "values")
+
+    def __init__(self) -> None:
+        self.steps: numbers[int] = numbers("q")
+        self.values: list[float] = []
+        self.is_sorted = True
+
+    def add(self, step: int, value: float) -> None:
+        """Add the number of a step."""
+        self.is_sorted = self.is_sorted and (not self.steps or step > self.steps[-1])
+        self.steps.append(step)
+        self.values.append(value)
+
+    def sort(self) -> None:
+        """Put the numbers in the order of steps; the last of several for one step stays."""
+        if not self.is_sorted:
+            found = dict(sorted(dict(zip(self.steps, self.values, strict=True)).items()))
+            self.steps, self.values, self.is_sorted = numbers("q", found), list(found.values()), True
+
+    def place(self, step: int) -> int | None:
+        """Find the place of a step; None if it has no number."""
+        place = bisect_left(self.steps, step)
+        return place if place < len(self.steps) and self.steps[place] == step else None
+
+
+class MetricsLog(Mapping[int, Mapping[str, float]]):
+    """Lines of a training log merged by step, in step order; the later of two lines for one step holds.
+
+    Numbers are kept by name, in place of an object with all names for each step: that takes a quarter of the memory.
+    """
+
+    def __init__(self, lines: Iterable[Mapping[str, float]] = ()) -> None:
+        self._columns: dict[str, _Column] = {}
+        for line in lines:
+            step = int(line["step"])
+            for name, value in line.items():
+                if name not in self._columns:
+                    self._columns[name] = _Column()
+                self._columns[name].add(step, value)
+        for column in self._columns.values():
+            column.sort()
+        self._steps = self._columns["step"].steps if self._columns else numbers("q")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all that was logged, in the order in which they came."""
+        return [name for name in self._columns if name != "step"]
+
+    def series(self, name: str) -> dict[int, float]:
+        """Return the numbers of a name by step, in step order; a step that has none is left out."""
+        column = self._columns.get(name)
+        return {} if column is None else dict(zip(column.steps, column.values, strict=True))
+
+    def __getitem__(self, step: int) -> Mapping[str, float]:
+        if not self._columns or self._columns["step"].place(step) is None:
+            raise KeyError(step)
+        return _MetricsOfStep(self._columns, step)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+class _MetricsOfStep(Mapping[str, float]):
+    """Numbers of one step of a log, by name."""
+
+    __slots__ = ("_columns", "_step")
+
+    def __init__(self, columns: Mapping[str, _Column], step: int) -> None:
+        self._columns, self._step = columns, step
+
+    def __getitem__(self, name: str) -> float:
+        column = self._columns[name]
+        if (place := column.place(self._step)) is None:
+            raise KeyError(name)
+        return column.values[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, column in self._columns.items() if column.place(self._step) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def metrics_by_step(run: RunDir) -> MetricsLog:
+    """Read the ``metrics.jsonl`` of a run."""
+    return MetricsLog(metrics_lines(run.metrics))
 
 
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
@@ -479,9 +579,9 @@ def write_metrics_csv(run: RunDir) -> list[str]:
         The names of the columns.
     """
     rows = metrics_by_step(run)
-    names = sorted({name for row in rows.values() for name in row} - {"step"})
-    columns = ["step", *names]
-    write_text(run.metrics_csv, csv_text([columns, *([row.get(name) for name in columns] for row in rows.values())]))
+    columns = ["step", *sorted(rows.names)]
+    cells = ([row.get(name) for name in columns] for row in rows.values())
+    write_text(run.metrics_csv, csv_text(chain([columns], cells)))
     return columns
 
 
@@ -491,12 +591,18 @@ def truncate_metrics(path: Path, last_step: int) -> list[int]:
     Returns:
         The steps, in the order of the lines left, whose training loss is logged.
     """
-    lines = read_metrics(path)
-    kept = [line for line in lines if line["step"] <= last_step]
+    logged, dropped = [], False
+    for line in metrics_lines(path):
+        if line["step"] > last_step:
+            dropped = True
+        elif "train/loss" in line:
+            logged.append(int(line["step"]))
     # A log of weeks is written again only if a line goes, or a crash broke the last one off.
-    if len(kept) < len(lines) or not _ends_whole(path):
-        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-    return [int(line["step"]) for line in kept if "train/loss" in line]
+    if dropped or not _ends_whole(path):
+        kept = (json.dumps(line) + "\n" for line in metrics_lines(path) if line["step"] <= last_step)
+        with atomic_path(path) as new, new.open("w", encoding="utf-8") as file:
+            file.writelines(kept)
+    return logged
 
 
 def _ends_whole(path: Path) -> bool:

@@ -48,7 +48,7 @@ def facts_of_run(run: RunDir, step: int) -> RunFacts:
         RunError: a record is damaged; the message names the file.
     """
     before = [folder for folder in run.snapshot_folders() if step_of(folder) <= step]
-    losses = {at: row["val/loss"] for at, row in metrics_by_step(run).items() if at <= step and "val/loss" in row}
+    losses = {at: loss for at, loss in metrics_by_step(run).series("val/loss").items() if at <= step}
     return RunFacts(
         run.read_birth(),
         Snapshot.read(before[-1]) if before else None,

@@ -244,11 +244,14 @@ def _cells(difference: Difference, *, with_step: bool, with_interval: bool) -> l
 # ---------------------------------------------------------------- the page
 
 
-def build_report(runs: Sequence[RunDir], out: Path) -> None:
+def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     """Write the report of ``runs`` to ``out``: one HTML page that fetches nothing; the same input gives the same bytes.
 
     A folder beside it holds the numbers of its pictures. If ``out`` is the one run's own report, the page of its newest
     snapshot is written too.
+
+    Returns:
+        What was read of each run.
 
     Raises:
         RunError: a file of a run is damaged; the message names it.
@@ -297,6 +300,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         sections,
         lambda data: render_page(title, blocks, data=data, template="report.html.j2", further=further, **values),
     )
+    return histories
 
 
 def _said(runs: Sequence[RunHistory]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from ..findings.numbers import in_ascii
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
-from .run_history import declared_quantities, read_runs, row_key
+from .run_history import RunHistory, declared_quantities, read_runs, row_key
 from .terminal import Heading, print_left_out, table_width
 from .terminal import print_table as print_cells
 from .text import format_value
@@ -94,9 +94,13 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Qu
     return [column for column in columns_of(quantities) if any(row.get(column.key) is not None for row in rows)]
 
 
-def print_table(run: RunDir, console: Console) -> None:
-    """Print the verdicts on a run, and its rows below; on a narrow console controls give way, then whole columns."""
-    (history,) = read_runs([run])
+def print_table(run: RunDir, console: Console, history: RunHistory | None = None) -> None:
+    """Print the verdicts on a run, and its rows below; on a narrow console controls give way, then whole columns.
+
+    A run whose ``history`` was read already is not read again.
+    """
+    if history is None:
+        (history,) = read_runs([run])
     rows = history.rows
     if not rows:
         console.print(Text(f"{run.path}: no snapshots yet"))

@@ -64,12 +64,12 @@ def run(options: Namespace) -> int:
         print_json(summarise(runs))
         return 0
     out = out or (runs[0].report if len(runs) == 1 else Path("report.html"))
-    build_report(runs, out)
+    histories = build_report(runs, out)
     console = Console(stderr=True)
-    for run in runs:
+    for run, history in zip(runs, histories, strict=True):
         if len(runs) > 1:
             console.print(f"{run.path}", style="bold", highlight=False, soft_wrap=True, markup=False)
-        print_table(run, console)
+        print_table(run, console, history)
     for sentence in compared_in_words(runs):
         console.print(sentence, highlight=False, markup=False)
     print_written("numbers of its pictures", data_folder(out))

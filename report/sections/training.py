@@ -107,12 +107,11 @@ def evaluated(runs: Sequence[RunHistory]) -> dict[str, list[str]]:
     """Map each text and task on which any run was evaluated to its scores, without standard errors and chance."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
-        for record in run.metrics.values():
-            for key in record:
-                prefix, _, rest = key.partition("/")
-                name, slash, score = rest.partition("/")
-                if prefix == "eval" and slash and not score.partition("/")[0].endswith(_BESIDE):
-                    found.setdefault(name, {})[score] = None
+        for key in run.metrics.names:
+            prefix, _, rest = key.partition("/")
+            name, slash, score = rest.partition("/")
+            if prefix == "eval" and slash and not score.partition("/")[0].endswith(_BESIDE):
+                found.setdefault(name, {})[score] = None
     return {name: list(scores) for name, scores in found.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...findings.thresholds import threshold
-from ...measure.records import Snapshot, metrics_by_step
+from ...measure.records import MetricsLog, Snapshot, metrics_by_step
 from ...report.run_history import join_rows
 from ...report.text import finite_or_nan
 from ..trials import Trial
@@ -202,9 +202,9 @@ def _own_labels(ends: Sequence[Snapshot]) -> dict[str, str]:
     return found
 
 
-def _step_seconds(metrics: Mapping[int, Mapping[str, float]]) -> float:
+def _step_seconds(metrics: MetricsLog) -> float:
     """Return the median over the lines of a run's log, each of which has that of its own steps."""
-    times = [finite_or_nan(row.get("train/step_p50_s")) for row in metrics.values()]
+    times = [finite_or_nan(value) for value in metrics.series("train/step_p50_s").values()]
     known = [time for time in times if not math.isnan(time)]
     return float(np.median(known)) if known else math.nan
 

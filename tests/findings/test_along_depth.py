@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from birthmark.findings.along_depth import Profile, blocks_in_words, stretches
 from birthmark.findings.history import BIRTH, PRETRAINED, RunHistory
 from birthmark.findings.massive_channel import massive_pairs, rises
-from birthmark.measure.records import RunDir, Snapshot
+from birthmark.measure.records import MetricsLog, RunDir, Snapshot
 from birthmark.report.block_table import print_snapshot
 from birthmark.report.verdicts import of_snapshot, snapshot_verdicts, verdicts
 
@@ -129,7 +129,7 @@ def test_the_chain_is_judged_on_text_where_only_text_has_a_sink():
 def test_a_sink_of_now_is_set_against_the_start():
     def run(before, birth):
         first, last = planted(sinks=before, step=0), planted(sinks=(4, 5), step=9)
-        history = RunHistory(0, "run", RunDir(Path("run")), birth, "", {}, [first, last], [])
+        history = RunHistory(0, "run", RunDir(Path("run")), birth, "", MetricsLog(), [first, last], [])
         return {verdict.key: verdict.sentence for verdict in verdicts(history)}["sink"]
 
     assert "There was none at birth." in run((), {"init_seed": 0})

@@ -9,14 +9,14 @@ from birthmark.errors import UsageError
 from birthmark.findings.compared_runs import Comparison, compare_configs, comparison_in_words, paired_differences
 from birthmark.findings.history import RunHistory
 from birthmark.findings.inactive_sections import nothing_here
-from birthmark.measure.records import RunDir, Snapshot
+from birthmark.measure.records import MetricsLog, RunDir, Snapshot
 from birthmark.report.run_page import _paired, page_runs
 
 
 def history(path, index, name, seed, mlp, mass):
     summary = {"step": 9, "bias": {"sink_mass": mass, "sink_mass_max": mass, "sink_uniform": 0.05, "sink_rate": 0.0}}
     config = f"name: {name}\nrun_dir: {name}\ninit_seed: {seed}\nmodel: {{mlp: {mlp}, d: 4}}\nlog: {{wandb: 'off'}}\n"
-    metrics, snapshots = {9: {"val/loss": 1.0 + mass}}, [Snapshot(summary, {})]
+    metrics, snapshots = MetricsLog([{"step": 9, "val/loss": 1.0 + mass}]), [Snapshot(summary, {})]
     return RunHistory(index, name, RunDir(path / name), {"init_seed": seed}, config, metrics, snapshots, [])
 
 
@@ -51,7 +51,7 @@ def test_differences_are_those_of_pairs_of_one_seed(runs):
 
 def logged(path, name, seed, losses, masses=()):
     snapshots = [Snapshot({"step": step, "bias": {"sink_mass": mass}}, {}) for step, mass in masses]
-    metrics = {step: {"val/loss": loss} for step, loss in losses}
+    metrics = MetricsLog({"step": step, "val/loss": loss} for step, loss in losses)
     return RunHistory(0, name, RunDir(path / name), {"init_seed": seed}, "", metrics, snapshots, [])
 
 
@@ -93,7 +93,7 @@ def test_a_run_that_repeats_a_seed_is_no_further_seed(tmp_path, runs):
 
 
 def test_a_damaged_config_is_named(runs, tmp_path):
-    broken = RunHistory(5, "c", RunDir(tmp_path / "c"), {}, "model: {", {}, [], [])
+    broken = RunHistory(5, "c", RunDir(tmp_path / "c"), {}, "model: {", MetricsLog(), [], [])
     with pytest.raises(UsageError, match=r"c/config\.yaml"):
         compare_configs([*runs, broken])
 

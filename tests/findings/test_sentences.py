@@ -15,7 +15,7 @@ from birthmark.findings.history import RunHistory
 from birthmark.findings.inactive_sections import nothing_here
 from birthmark.findings.numbers import in_ascii, p_in_prose
 from birthmark.findings.thresholds import THRESHOLDS
-from birthmark.measure.records import RunDir, Snapshot
+from birthmark.measure.records import MetricsLog, RunDir, Snapshot
 from birthmark.report.verdicts import verdicts
 
 #: The demo's end, as a run of it left it.
@@ -40,7 +40,8 @@ def snapshot(step, bias, text=None, n_strangers=2, vocab_size=4096):
 
 
 def history(snapshots, metrics=None, birth=BORN):
-    return RunHistory(0, "run", RunDir(Path("run")), birth, "", metrics or {}, snapshots, [])
+    log = MetricsLog({"step": step, **logged} for step, logged in (metrics or {}).items())
+    return RunHistory(0, "run", RunDir(Path("run")), birth, "", log, snapshots, [])
 
 
 def said(*arguments, **more):
