@@ -335,11 +335,10 @@ def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
     return links
 
 
-def compared_in_words(runs: Sequence[RunDir]) -> list[str]:
+def compared_in_words(histories: Sequence[RunHistory]) -> list[str]:
     """Compare runs in sentences; none for one run."""
-    if len(runs) < 2:
+    if len(histories) < 2:
         return []
-    histories = read_runs(runs)
     return comparison_in_words(histories, compare_configs(histories).groups)
 
 

@@ -70,7 +70,7 @@ def run(options: Namespace) -> int:
         if len(runs) > 1:
             console.print(f"{run.path}", style="bold", highlight=False, soft_wrap=True, markup=False)
         print_table(run, console, history)
-    for sentence in compared_in_words(runs):
+    for sentence in compared_in_words(histories):
         console.print(sentence, highlight=False, markup=False)
     print_written("numbers of its pictures", data_folder(out))
     print(out)
