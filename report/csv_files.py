@@ -46,16 +46,22 @@ class LabelledArray:
             return
         fixed = {name: _field(value) for name, value in {**self.at, "quantity": self.quantity}.items()}
         *outer, last = [_fields(axis) for axis in self.axes] or [[{}]]
-        varying = [name for name in columns if name in last[0]]
-        tails = [tuple(fields[name] for name in varying) for fields in last]
-        # Each line of the last axis differs in few fields, so that the others are joined once.
+        # The lines of the last axis are written once, with marks for all that the other axes fill in.
+        marks = {name: f"\0{name}\0" for axis in self.axes[:-1] for name in axis}
+        lines = []
+        for fields in last:
+            row = {**fixed, **marks, **fields, "value": _NUMBER}
+            lines.append(",".join(row.get(name, "") for name in columns) + "\n")
+        form = "".join(lines).replace("%", "%%").replace(_NUMBER, "%s")
         for index, numbers in zip(product(*outer), values.reshape(-1, len(last)), strict=True):
-            row = fixed | {name: field for fields in index for name, field in fields.items()}
-            parts = [
-                "%s" if name in varying or name == "value" else row.get(name, "").replace("%", "%%") for name in columns
-            ]
-            line = ",".join(parts) + "\n"
-            yield "".join([line % (*tail, number) for tail, number in zip(tails, _numbers(numbers), strict=True)])
+            found = form
+            for name, text in ((name, text) for fields in index for name, text in fields.items()):
+                found = found.replace(marks[name], text.replace("%", "%%"))
+            yield found % tuple(_numbers(numbers))
+
+
+#: Mark of a number in the form of lines: no field has a NUL character.
+_NUMBER = "\0\0"
 
 
 def _fields(axis: Mapping[str, Sequence[Any]]) -> list[dict[str, str]]:
@@ -73,11 +79,19 @@ def _numbers(values: np.ndarray) -> list[str]:
     """Write fields of numbers with all their digits, empty for values that are not numbers."""
     if values.dtype.kind != "f":
         return [_field(value) for value in values.tolist()]
-    held = values.tolist()
     if values.dtype == np.float32:
         # Its float64 form would show eight more digits that were never measured.
-        held = [float(f"{value:.9g}") for value in held]
+        if (np.abs(values) < _WRITTEN_OUT).all():
+            # All at once, which takes a fifth of the time. Minus zero becomes zero.
+            return ("%.9g\n" * len(values) % tuple((values + 0).tolist())).split("\n")[:-1]
+        held = [float(f"{value:.9g}") for value in values.tolist()]
+    else:
+        held = values.tolist()
     return [_float(value) if math.isfinite(value) else _field(value) for value in held]
+
+
+#: Size below which ``%.9g`` writes a float32 without an exponent.
+_WRITTEN_OUT = 1e9
 
 
 def _float(value: float) -> str:

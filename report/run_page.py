@@ -346,8 +346,9 @@ def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
     """Return the content of the report as JSON: per run its identity, verdicts and rows; a value that is not finite is
     None.
     """
+    histories = read_runs(runs)
     return {
-        "comparisons": compared_in_words(runs),
+        "comparisons": compared_in_words(histories),
         "runs": [
             {
                 "path": str(run.folder.path),
@@ -362,7 +363,7 @@ def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
                 "verdicts": [verdict.as_json() for verdict in verdicts(run)],
                 "rows": strict(run.rows),
             }
-            for run in read_runs(runs)
+            for run in histories
         ],
     }
 
