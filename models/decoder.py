@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ..errors import UsageError
 from .attention.attention import attention_of
+from .attention.context_parallel import ContextGroup
 from .attention.document_mask import Documents
 from .attention.kv_cache import KeyValueCache, LayerCache
 from .attention.positions import POSITIONS, Placement
@@ -32,7 +33,12 @@ from .observe import Observer, show_residual, show_sublayer
 
 
 def read_out(
-    x: Tensor, weight_VD: Tensor, targets: Tensor | None = None, z_loss: float = 0.0, cap: float | None = None
+    x: Tensor,
+    weight_VD: Tensor,
+    targets: Tensor | None = None,
+    z_loss: float = 0.0,
+    cap: float | None = None,
+    n_counted: Tensor | None = None,
 ) -> Tensor | TokenLosses:
     """Compute logits ``[…, D] → […, V]``, soft-capped if ``cap`` is given; or the losses of ``targets`` ``[…]``.
 
@@ -41,7 +47,9 @@ def read_out(
     if targets is None:
         narrower = not torch.is_autocast_enabled(x.device.type)
         return soft_capped(F.linear(x, weight_VD.to(x.dtype) if narrower else weight_VD), cap)
-    losses = linear_cross_entropy(x.flatten(0, -2), weight_VD, targets.flatten(), z_loss=z_loss, cap=cap)
+    losses = linear_cross_entropy(
+        x.flatten(0, -2), weight_VD, targets.flatten(), z_loss=z_loss, cap=cap, n_counted=n_counted
+    )
     # Not by _replace: torch 2.11 cannot compile its result.
     return TokenLosses(*losses[:3], per_token=losses.per_token.view(targets.shape))
 
@@ -55,10 +63,10 @@ class Head(Linear):
         self.cap = config.logit_softcap
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, targets: Tensor | None = None, z_loss: float = 0.0
+        self, x: Tensor, targets: Tensor | None = None, z_loss: float = 0.0, n_counted: Tensor | None = None
     ) -> Tensor | TokenLosses:
         """See :func:`read_out`."""
-        return read_out(x, self.weight, targets, z_loss, self.cap)
+        return read_out(x, self.weight, targets, z_loss, self.cap, n_counted)
 
 
 # ---------------------------------------------------------------- the decoder: embeddings, blocks, output head
@@ -139,6 +147,7 @@ class Decoder(nn.Module):
         global_choices: GlobalChoices | None = ...,
         cache: KeyValueCache | None = ...,
         documents_BT: Tensor | None = ...,
+        context: ContextGroup | None = ...,
     ) -> TokenLosses: ...
 
     def forward(
@@ -153,6 +162,7 @@ class Decoder(nn.Module):
         observer: Observer | None = None,
         cache: KeyValueCache | None = None,
         documents_BT: Tensor | None = None,
+        context: ContextGroup | None = None,
     ) -> Tensor | TokenLosses:
         """Compute next-token logits, or the losses of targets, for which logits are never held all at once.
 
@@ -168,6 +178,9 @@ class Decoder(nn.Module):
             cache: holds the positions before these tokens; these are added.
             documents_BT: for a model with ``attention.documents``, the number of each token's document in its sequence,
                 rising, int64 ``[B, T]``, −1 for padding. By default a sequence is one document.
+            context: group of processes that each pass a part of these sequences, the same in all of them, in training.
+                Losses are those of the part, times the size of the group where they are means: their mean over the
+                group is that of the sequences.
 
         Returns:
             Logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``; losses if targets are given.
@@ -176,38 +189,52 @@ class Decoder(nn.Module):
         documents = None if documents_BT is None else Documents.of(documents_BT)
         if documents is not None and (cache is not None or not self.config.attention.documents):
             raise ValueError("documents_BT is for a model with attention.documents, and goes with no cache")
-        x_BTD, place = self.enter(tokens_BT, observer, first, documents)
+        n_counted: Tensor | None = None
+        if context is not None:
+            assert targets_BS is not None
+            n_counted = (targets_BS != IGNORED).sum() / context.size
+            if dropout is not None:
+                dropout = dropout.of_part(context.positions(tokens_BT.shape[1], tokens_BT.device), tokens_BT.shape[1])
+            tokens_BT, targets_BS = context.part(tokens_BT), context.part(targets_BS)
+        x_BTD, place = self.enter(tokens_BT, observer, first, documents, context)
         if dropout is not None:
             x_BTD, place = dropout.of_stream(x_BTD, "embedding"), replace(place, dropout=dropout)
         if cache is not None:
             place = cache.placed(place, tokens_BT)
         routed = None
         if self.training and targets_BS is not None and self.config.experts.is_on:
-            routed = RoutingLosses(_counting(tokens_BT, targets_BS))
+            routed = RoutingLosses(_counting(tokens_BT, targets_BS), n_counted)
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i], routed)
         if targets_BS is not None:
             x_BTD = x_BTD[:, -targets_BS.shape[1] :]
-        left = self.leave(x_BTD[:, -1] if last_only else x_BTD, targets_BS, z_loss)
+        left = self.leave(x_BTD[:, -1] if last_only else x_BTD, targets_BS, z_loss, n_counted)
         return left if routed is None else self._with_routing(left, routed.cost(global_choices))
 
     def enter(
-        self, tokens_BT: Tensor, observer: Observer | None = None, first: int = 0, documents: Documents | None = None
+        self,
+        tokens_BT: Tensor,
+        observer: Observer | None = None,
+        first: int = 0,
+        documents: Documents | None = None,
+        context: ContextGroup | None = None,
     ) -> tuple[Tensor, Placement]:
         """Compute the input of the blocks ``[B, T, D]``, and the placement of its positions."""
-        x_BTD = self.positions.embed(self.embed(tokens_BT), first, documents)
-        place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first, documents)
+        x_BTD = self.positions.embed(self.embed(tokens_BT), first, documents, context)
+        place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first, documents, context)
         show_residual(observer, "embedding", 0, x_BTD)
         return x_BTD, place
 
-    def leave(self, x: Tensor, targets_BS: Tensor | None = None, z_loss: float = 0.0) -> Tensor | TokenLosses:
+    def leave(
+        self, x: Tensor, targets_BS: Tensor | None = None, z_loss: float = 0.0, n_counted: Tensor | None = None
+    ) -> Tensor | TokenLosses:
         """Apply the final norm and head to the blocks' output ``[…, D]``: return logits ``[…, V]``, or losses of
         targets.
         """
         x = self.norm(x)
         if self.head is None:
-            return read_out(x, self.embed.weight, targets_BS, z_loss, self.config.logit_softcap)
-        losses_or_logits: Tensor | TokenLosses = self.head(x, targets_BS, z_loss)
+            return read_out(x, self.embed.weight, targets_BS, z_loss, self.config.logit_softcap, n_counted)
+        losses_or_logits: Tensor | TokenLosses = self.head(x, targets_BS, z_loss, n_counted)
         return losses_or_logits
 
     def _with_routing(self, losses: Tensor | TokenLosses, cost: RoutingCost) -> TokenLosses:

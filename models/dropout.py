@@ -41,10 +41,18 @@ class Dropout:
     """Key of each sequence's masks, int32."""
     layer: int = 0
     """The block, from 1; 0 before all of them."""
+    position_T: Tensor | None = None
+    """Positions of this process's part of the sequences; None: they are whole."""
+    n_positions: int | None = None
+    """Length of whole sequences of which a part is passed."""
 
     def in_block(self, layer: int) -> Dropout:
         """Return the masks of a block."""
         return replace(self, layer=layer)
+
+    def of_part(self, position_T: Tensor, n_positions: int) -> Dropout:
+        """Return the masks of these positions of sequences of ``n_positions``."""
+        return replace(self, position_T=position_T, n_positions=n_positions)
 
     def of_stream(self, x_BTD: Tensor, place: str) -> Tensor:
         """Drop channels of ``x`` and divide the others by 1 minus the rate; place is ``embedding``, ``attention`` or
@@ -53,11 +61,14 @@ class Dropout:
         rate = self.rates.embedding if place == "embedding" else self.rates.residual
         if not rate:
             return x_BTD
-        row_R = torch.arange(x_BTD.shape[1], dtype=torch.int32, device=x_BTD.device)
+        if self.position_T is None:
+            row_R = torch.arange(x_BTD.shape[1], dtype=torch.int32, device=x_BTD.device)
+        else:
+            row_R = self.position_T.int()
         return x_BTD * self._factor(rate, place, row_R, x_BTD)
 
     def of_weights(self, weights_BHRS: Tensor, start: int, n_queries: int) -> Tensor:
-        """Drop attention weights in the same way, for the queries from ``start`` on, of ``n_queries``."""
+        """Drop attention weights in the same way, for the queries of positions from ``start`` on, of ``n_queries``."""
         if not self.rates.attention:
             return weights_BHRS
         head_H, query_R = (
@@ -65,7 +76,7 @@ class Dropout:
             for first, n in ((0, weights_BHRS.shape[1]), (start, weights_BHRS.shape[2]))
         )
         flat = weights_BHRS.flatten(1, 2)
-        row_R = (head_H[:, None] * n_queries + query_R).flatten()
+        row_R = (head_H[:, None] * (self.n_positions or n_queries) + query_R).flatten()
         return (flat * self._factor(self.rates.attention, "weights", row_R, flat)).view_as(weights_BHRS)
 
     @torch.no_grad()

@@ -78,6 +78,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     cap: float | None = None,
     plain: bool | None = None,
+    n_counted: Tensor | None = None,
 ) -> TokenLosses:
     """Compute the losses of the logits ``x @ weightᵀ``, in the dtype of ``x``, or that of autocast.
 
@@ -90,11 +91,13 @@ def linear_cross_entropy(
         z_loss: coefficient of the squared log-sum-exp.
         cap: cap of :func:`soft_capped`.
         plain: hold all logits at once; by default if they are few, see :data:`PLAIN`.
+        n_counted: number that sums over rows are divided by, ``[]``, for the mean over processes to be that over their
+            rows; by default the number of rows that count.
     """
     kind = x_ND.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_ND.dtype
     counts_N = (targets_N != IGNORED).to(wide(dtype))
-    weights_N = counts_N / counts_N.sum()
+    weights_N = counts_N / (counts_N.sum() if n_counted is None else n_counted)
     few = runs_on(x_ND) == "cpu" and x_ND.shape[0] * weight_VD.shape[0] <= PLAIN
     if few if plain is None else plain:
         objective, losses_N, squares_N = _plain(x_ND, weight_VD, targets_N, weights_N, z_loss, cap, dtype)

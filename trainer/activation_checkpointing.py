@@ -17,9 +17,9 @@ from ..models.experts.routing_losses import BlockRouting, RoutingLosses
 from ..models.observe import Observer
 from .config import TrainerConfig
 
-#: The training pass of a block: (block, ``[B, T, D]``, positions, the positions that count) → ``[B, T, D]``, with its
-#: router's choices and costs.
-TrainPass = Callable[[Block, Tensor, Placement, Tensor | None], tuple[Tensor, list[BlockRouting]]]
+#: The training pass of a block: (block, ``[B, T, D]``, positions, the positions that count, and their number) →
+#: ``[B, T, D]``, with its router's choices and costs.
+TrainPass = Callable[[Block, Tensor, Placement, Tensor | None, Tensor | None], tuple[Tensor, list[BlockRouting]]]
 
 #: Operators whose results ``selective`` keeps, by name: matrix products with weights, and fused attention. All else is
 #: cheap to compute again, or as large as an attention matrix.
@@ -58,10 +58,10 @@ CHECKPOINTING: dict[str, Callable[[TrainPass], TrainPass]] = {
 
 
 def _block_pass(
-    block: Block, x_BTD: Tensor, place: Placement, counts_BT: Tensor | None
+    block: Block, x_BTD: Tensor, place: Placement, counts_BT: Tensor | None, n_counted: Tensor | None
 ) -> tuple[Tensor, list[BlockRouting]]:
     # A new collector for each pass, so that recomputation in the backward pass is not counted again.
-    losses = RoutingLosses(counts_BT)
+    losses = RoutingLosses(counts_BT, n_counted)
     return Block.forward(block, x_BTD, place, losses=losses), losses.by_block
 
 
@@ -76,7 +76,8 @@ def _wrapped(
 ) -> Tensor:
     """Run the wrapped pass in training; the block's own pass in evaluation, or with an observer or a cache."""
     if block.training and observer is None and cache is None:
-        x_BTD, by_block = train_pass(block, x_BTD, place, None if losses is None else losses.counts_BT)
+        counted = (None, None) if losses is None else (losses.counts_BT, losses.n_counted)
+        x_BTD, by_block = train_pass(block, x_BTD, place, *counted)
         if losses is not None:
             losses.by_block += by_block
         return x_BTD

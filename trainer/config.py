@@ -23,7 +23,7 @@ from .optimizers.table import (
     UpdateScale,
     optimizer_strategy_problem,
 )
-from .strategies.table import STRATEGIES, StrategyName, strategy_problems
+from .strategies.table import STRATEGIES, StrategyName, context_problems, strategy_problems
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,12 @@ class TrainerConfig:
     parameter, and they are reduced once per step; or ``sharded``: they are reduced after every micro-batch.
     """
 
+    context_parallel: int = 1
+    """For ``ddp`` and ``fsdp2``: processes that divide every sequence among them, for sequences whose activations one
+    cannot hold; neighbouring processes form a group and train on the same samples. 1: each holds whole sequences.
+    Snapshots and validation have whole sequences in any case.
+    """
+
     offload: Literal["none", "cpu", "nvme"] = "none"
     """For ``zero1`` to ``zero3``: place of the optimizer's state and, with ``zero3``, of the weights between passes."""
 
@@ -270,18 +276,23 @@ class TrainerConfig:
         """Return True if ``strategy`` reads a field that only some strategies read."""
         return name in STRATEGIES[self.strategy].reads
 
+    def data_shares(self, n_processes: int) -> int:
+        """Return the number of parts that ``n_processes`` divide a batch into: one for each context group."""
+        return max(1, n_processes // self.context_parallel)
+
     def shared_by(self, n_processes: int) -> TrainerConfig:
         """Return this config for ``n_processes``, with the size of their largest micro-batch.
 
         Raises:
-            UsageError: there are more processes than sequences.
+            UsageError: there are more processes, or context groups, than sequences.
         """
-        if self.batch_ramp.start and self.batch_ramp.start < n_processes:
+        n_shares = self.data_shares(n_processes)
+        if self.batch_ramp.start and self.batch_ramp.start < n_shares:
             raise UsageError(
-                f"trainer.batch_ramp.start {self.batch_ramp.start} is less than {n_processes} processes: give "
-                f"{n_processes} or more, or start {self.batch_ramp.start}"
+                f"trainer.batch_ramp.start {self.batch_ramp.start} is less than {n_shares} processes: give "
+                f"{n_shares} or more, or start {self.batch_ramp.start}"
             )
-        shares = BatchShares(self.global_batch_size, self.micro_batch_size, n_processes)
+        shares = BatchShares(self.global_batch_size, self.micro_batch_size, n_shares)
         return dataclasses.replace(self, micro_batch_size=shares.micro_batch_size)
 
     def problems(self) -> list[str]:
@@ -312,7 +323,7 @@ class TrainerConfig:
             found.append(f"trainer.keep_every is {self.keep_every}, but all are kept: give trainer.keep_last too")
         if not 0 <= self.timeout_s <= _LONGEST_S:
             found.append(f"trainer.timeout_s is {self.timeout_s:g}: give 0 (no limit) to {_LONGEST_S:,} seconds")
-        found += outside("trainer", self, {"replicas": (1, 1 << 20)})
+        found += outside("trainer", self, {"replicas": (1, 1 << 20), "context_parallel": (1, 1 << 16)})
         found += strategy_problems(self.strategy, vars(self))
         found += self.batch_ramp.problems(self.global_batch_size)
         if self.batch_ramp.start and STRATEGIES[self.strategy].engine:
@@ -397,6 +408,7 @@ class RunConfig:
                 "trainer.activation_checkpointing computes blocks again, which would move the running moments of "
                 "model.attention.calibration.correlation estimated twice: give none, or learned"
             )
+        problems += context_problems(self.trainer.context_parallel, self.trainer.compile, self.model)
         if (refused := optimizer_strategy_problem(self.optim.name, self.trainer.strategy)) is not None:
             problems.append(refused)
         if self.trainer.val_sequences < len(self.data.sources):

@@ -17,6 +17,7 @@ from ..data.packing import DocumentBorders
 from ..errors import RunError
 from ..measure.ranks import max_over_ranks, sum_over_ranks, world_size
 from ..models.adapters import is_adapter
+from ..models.attention.context_parallel import ContextGroup, context_ranks
 from ..models.decoder import Decoder
 from ..models.dropout import Dropout, keys_of_samples
 from ..models.experts.routing_losses import GlobalChoices, RoutingCost
@@ -46,13 +47,15 @@ def next_token_loss(
     borders: DocumentBorders | None = None,
     dropout: Dropout | None = None,
     global_choices: GlobalChoices | None = None,
+    context: ContextGroup | None = None,
 ) -> TokenLosses:
     """Compute losses of every next token of ``[B, T+1]`` ids, in nats; ``per_token`` is ``[B, T − skipped]``.
 
     The positions of a prefix see one another, so all but the last would predict tokens that they see: they are skipped.
     Padding is never a target, and since it comes at the end no token sees it. ``borders`` mark the beginnings of
     documents for a model with ``attention.documents``; the token after a document's last one is a target like any
-    other. ``global_choices`` sums the experts' choices over the global batch.
+    other. ``global_choices`` sums the experts' choices over the global batch. With ``context`` this process passes its
+    part of the sequences, and losses are its share (:class:`~birthmark.models.decoder.Decoder`).
     """
     skipped = model.config.attention.first_prediction
     inputs_BT = batch_BT[:, :-1].clamp_min(0)
@@ -64,6 +67,7 @@ def next_token_loss(
         dropout=dropout,
         global_choices=global_choices,
         documents_BT=documents_of(model, batch_BT[:, :-1], borders),
+        context=context,
     )
     return losses
 
@@ -101,6 +105,7 @@ class PretrainModule(L.LightningModule):
         base: digest of everything beside the adapter, for a model with one: checkpoints hold only the adapter, and name
             the digest. It is trained without dropout.
         data_seed: seed of dropout for each sample.
+        context: group whose processes train on parts of the same sequences.
     """
 
     def __init__(
@@ -113,9 +118,10 @@ class PretrainModule(L.LightningModule):
         borders: DocumentBorders | None = None,
         base: str | None = None,
         data_seed: int = 0,
+        context: ContextGroup | None = None,
     ) -> None:
         super().__init__()
-        self._base, self._data_seed = base, data_seed
+        self._base, self._data_seed, self._context = base, data_seed, context
         self._n_targets, self._borders = n_targets, borders
         self.progress, self._first_step = progress or Progress(), 0
         self.model = model
@@ -169,6 +175,7 @@ class PretrainModule(L.LightningModule):
                 self._borders,
                 self._dropout(batch_BT, batch_idx),
                 self._global_choices(batch_idx),
+                self._context,
             )
         self._n_micro_batches += 1
         # A loss that is not finite makes the gradient so, and with it the norm, which all ranks have alike: they skip
@@ -192,7 +199,8 @@ class PretrainModule(L.LightningModule):
         if n_micro_batches == 1:
             return None if world_size() == 1 else self._summed_over_ranks
         if not self.model.config.experts.balances_load:
-            return None
+            # The cost is only shown: that of the micro-batch, whose choices other processes have too.
+            return None if self._context is None else self._context.summed
         if batch_idx % n_micro_batches == 0:
             self._choices_LE = self._count_choices(batch_idx)
         return self._counted_beforehand
@@ -230,6 +238,7 @@ class PretrainModule(L.LightningModule):
                 borders=self._borders,
                 dropout=self._dropout(tokens_BT, batch_idx + i),
                 global_choices=keep,
+                context=self._context,
             )
         self.guard.put_back()
         # A micro-batch of another process's sample has no weight.
@@ -346,7 +355,9 @@ class PretrainModule(L.LightningModule):
     def _share_batch(self) -> None:
         """Share the next step's batch among processes and micro-batches."""
         first, size = self.batch_sizes.before(self.global_step), self.batch_sizes.size(self.global_step)
-        shares, rank = BatchShares(size, self._micro_batch_size, self.trainer.world_size), self.trainer.global_rank
+        n_context = 1 if self._context is None else self._context.size
+        shares = BatchShares(size, self._micro_batch_size, self.trainer.world_size // n_context)
+        rank, _ = context_ranks(self.trainer.global_rank, n_context)
         # Every rank knows the whole batch, so that its mean over tokens needs no word between them.
         self._weights = (
             shares.weights(rank)

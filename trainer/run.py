@@ -160,7 +160,8 @@ def _stream_lines(source: StreamSource) -> list[str]:
 
 def _shares(settings: TrainerConfig, step: int) -> BatchShares:
     """Return the shares of the processes in the batch of step ``step``, counted from 0."""
-    return BatchShares(settings.batch_sizes.size(step), settings.micro_batch_size, world_size())
+    n_shares = settings.data_shares(world_size())
+    return BatchShares(settings.batch_sizes.size(step), settings.micro_batch_size, n_shares)
 
 
 def _quiet() -> None:
@@ -418,7 +419,15 @@ def pretrain(
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)
         module = PretrainModule(
-            model, config.optim, running.trainer, progress, data.n_targets, data.borders, base, config.data.data_seed
+            model,
+            config.optim,
+            running.trainer,
+            progress,
+            data.n_targets,
+            data.borders,
+            base,
+            config.data.data_seed,
+            strategy.context,
         )
         steps = TrainingData(
             running,

@@ -187,10 +187,9 @@ class AnalyticCalibration(PlainAggregation):
 
     def squares(self, weighted: WeightedSum) -> Tensor:
         """Compute ``1/n_eff``, broadcastable to ``[B, H, T]``."""
-        first, o, documents = weighted.scores.place.first, weighted.o_BHTK, weighted.scores.place.documents
-        if documents is not None:
-            return 1 / (documents.position_BT[:, None] + 1).float()
-        return 1 / torch.arange(first + 1, first + o.shape[2] + 1, device=o.device, dtype=torch.float32)
+        place, o = weighted.scores.place, weighted.o_BHTK
+        n_eff = (place.positions(o.shape[2], o.device) + 1).float()
+        return 1 / (n_eff if n_eff.ndim == 1 else n_eff[:, None])
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Multiply head outputs by the calibration factor, ``o · factor``."""

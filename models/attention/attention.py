@@ -21,12 +21,14 @@ from .normalisers import (
     ClippedSoftmax,
     EluSimilarity,
     IdentitySimilarity,
+    Joined,
     LearnedSink,
     OffByOne,
     ReluSimilarity,
     SigmoidSimilarity,
     Softmax,
     Softpick,
+    WeightedSum,
 )
 from .positions import Placement
 from .rotation import rotate
@@ -239,19 +241,35 @@ class Attention(nn.Module):
         if self.repeats_keys or observer is not None:
             k, v = (over_heads(x, self.n_heads) for x in (k, v))
 
-        scores = Scores(q, k, self.scale, place, self.window, self.prefix)
-        extra, added_HK = self.bias(scores)
-        if self.adapter_keys is not None:
-            extra = [*extra, *self.adapter_keys(scores)]
-        weighted = self.normaliser(scores, v, extra, observer is not None, self.aggregate.needs_squares)
-        if added_HK is not None:
-            weighted.o_BHTK = weighted.o_BHTK + added_HK[:, None].to(weighted.o_BHTK.dtype)
+        if place.context is None:
+            weighted = self.weighted(q, k, v, place, observer is not None)
+        else:
+            # Whole sequences are measured: no part is observed.
+            assert observer is None
+            assert cache is None
+            k, v = place.context.gathered(k, v)
+            parts = [
+                self.weighted(q[:, :, at.rows], k[:, :, : at.stop], v[:, :, : at.stop], place.chunk(at))
+                for at in place.context.chunks(k.shape[2])
+            ]
+            weighted = Joined(Scores(q, k, self.scale, place, self.window), parts)
         out_BHTK = self.gated("output", self.aggregate(weighted, v), read_BTC)
         if self.adapter_output is not None:
             out_BHTK = out_BHTK + self.adapter_output(q)
         if observer is not None:
             observer.attention(self.layer, Attended(q, k, v, weighted.o_BHTK, out_BHTK, weighted))
         return self.gated("projection", self.o(out_BHTK.transpose(1, 2).flatten(2)), read_BTC)
+
+    def weighted(self, q: Tensor, k: Tensor, v: Tensor, place: Placement, needs_weights: bool = False) -> WeightedSum:
+        """Sum the values by their weights, given queries, keys and values as :meth:`mapped` returns them."""
+        scores = Scores(q, k, self.scale, place, self.window, self.prefix)
+        extra, added_HK = self.bias(scores)
+        if self.adapter_keys is not None:
+            extra = [*extra, *self.adapter_keys(scores)]
+        weighted: WeightedSum = self.normaliser(scores, v, extra, needs_weights, self.aggregate.needs_squares)
+        if added_HK is not None:
+            weighted.o_BHTK = weighted.o_BHTK + added_HK[:, None].to(weighted.o_BHTK.dtype)
+        return weighted
 
     def gated(self, where: str, y: Tensor, read_BTC: Tensor) -> Tensor:
         """Apply the gate to ``y`` if the gate belongs at this place."""

@@ -61,6 +61,32 @@ class Documents:
         """Select the documents of some sequences."""
         return Documents(self.number_BT[sequences], self.position_BT[sequences])
 
+    def until(self, stop: int) -> Documents:
+        """Select the documents of the positions before ``stop``; the same object each time."""
+        if stop not in self._until:
+            self._until[stop] = Documents(self.number_BT[:, :stop], self.position_BT[:, :stop])
+        return self._until[stop]
+
+    @cached_property
+    def _until(self) -> dict[int, Documents]:
+        return {}
+
+    @cached_property
+    def _behind(self) -> dict[int, tuple[Documents, list[tuple[int, int, int]]]]:
+        return {}
+
+    def behind(self, first: int) -> tuple[Documents, list[tuple[int, int, int]]]:
+        """Return the documents of the positions from ``first`` on, cut there; and the cut ones: sequence, positions
+        before the cut, and behind it.
+        """
+        if first not in self._behind:
+            cut = Documents.of(self.number_BT[:, first:])
+            # Waits for the device once per pass, as the groups do.
+            n_behind_B = (cut.number_BT == cut.number_BT[:, :1]).sum(1)
+            sizes = torch.stack([self.position_BT[:, first], n_behind_B]).tolist()
+            self._behind[first] = cut, [(b, n, m) for b, (n, m) in enumerate(zip(*sizes, strict=True)) if n]
+        return self._behind[first]
+
     @property
     def known(self) -> bool:
         """True if attention can use the lengths: not while a graph is made."""
@@ -100,9 +126,14 @@ class Documents:
         """Run a causal attention within each document; return output ``[B, H, T, K]`` and log-sum-exp ``[B, H, T]``.
 
         Args:
-            attention: function that does this for queries, keys and values of whole sequences.
-            qkv_BHTK: queries, keys and values; grouped keys and values without repeats.
+            attention: function that does this for queries, keys and values of whole sequences, or for the last queries
+                of them.
+            qkv_BHTK: queries, keys and values; grouped keys and values without repeats. The queries may be the last
+                ones alone.
         """
+        q_BHTK, k_BGSK, v_BGSK = qkv_BHTK
+        if n_before := k_BGSK.shape[2] - q_BHTK.shape[2]:
+            return self._attend_behind(n_before, attention, q_BHTK, k_BGSK, v_BGSK)
         groups, order = self._grouped
         flat = [x.transpose(1, 2).flatten(0, 1) for x in qkv_BHTK]
         outputs, sums = [], []
@@ -117,6 +148,26 @@ class Documents:
             torch.cat(parts).index_select(0, order).unflatten(0, (n_sequences, n_positions)).transpose(1, 2)
             for parts in (outputs, sums)
         )
+        return out, lse
+
+    def _attend_behind(
+        self,
+        n_before: int,
+        attention: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+        q_BHTK: Tensor,
+        k_BGSK: Tensor,
+        v_BGSK: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Do the same for the queries from ``n_before`` on; documents that begin before them run one by one."""
+        cut, continued = self.behind(n_before)
+        found = cut.attend(attention, q_BHTK, k_BGSK[:, :, n_before:], v_BGSK[:, :, n_before:])
+        of_sequences = [list(x.split(1)) for x in found]
+        for b, n, m in continued:
+            keys = slice(n_before - n, n_before + m)
+            late = attention(q_BHTK[b : b + 1, :, :m], k_BGSK[b : b + 1, :, keys], v_BGSK[b : b + 1, :, keys])
+            for of_sequence, x in zip(of_sequences, late, strict=True):
+                of_sequence[b] = torch.cat([x, of_sequence[b][:, :, m:]], dim=2)
+        out, lse = map(torch.cat, of_sequences)
         return out, lse
 
 

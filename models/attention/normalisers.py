@@ -74,7 +74,7 @@ class FusedSoftmax(WeightedSum):
     ) -> None:
         self.scores, self.extra = scores, extra
         whole = scores.window is None and scores.prefix is None and scores.place.documents is None
-        self.plain = whole and scores.place.slopes_H is None
+        self.plain = whole and scores.place.slopes_H is None and not scores.place.is_chunk
         self._lse_BHT: Tensor | None = None
         self._total_BHT: Tensor | None = None
         self._squares_BHT: Tensor | None = None
@@ -162,7 +162,8 @@ class Explicit(WeightedSum):
         def weighted_sum(start: int, stop: int) -> Tensor:
             weights, shares = self._weights(start, stop, self.reader)
             if scores.place.dropout is not None:
-                weights = scores.place.dropout.of_weights(weights, start, scores.q_BHTK.shape[2])
+                first = scores.place.first + start
+                weights = scores.place.dropout.of_weights(weights, first, scores.q_BHTK.shape[2])
             o = weights.to(v_BHSK.dtype) @ v_BHSK[:, :, : weights.shape[-1]]
             for key, share in zip(extra, shares, strict=True):
                 if (values := key.values(start, stop)) is not None:
@@ -236,6 +237,28 @@ class OneQuery(Explicit):
             scale=scores.scale,
             enable_gqa=grouped,
         )
+
+
+class Joined(WeightedSum):
+    """Weighted sums of chunks of a part of a sequence (context_parallel.py), one after the other.
+
+    Args:
+        scores: queries of all chunks, with the keys of whole sequences.
+        parts: the weighted sum of each chunk.
+    """
+
+    def __init__(self, scores: Scores, parts: list[WeightedSum]) -> None:
+        self.scores, self.parts = scores, parts
+        self.o_BHTK = torch.cat([part.o_BHTK for part in parts], dim=2)
+
+    def sum_squares(self) -> Tensor:
+        """See :class:`WeightedSum`."""
+        return torch.cat([part.sum_squares() for part in self.parts], dim=2)
+
+    def squares_without_value(self) -> Tensor | None:
+        """See :class:`WeightedSum`."""
+        found = [squares for part in self.parts if (squares := part.squares_without_value()) is not None]
+        return torch.cat(found, dim=2) if found else None
 
 
 #: (scores, which keys are seen, scores of extra keys ``[B, H, rows, 1]``) → weights, 0 where unseen, and extra shares.

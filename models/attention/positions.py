@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..dropout import Dropout
 from ..init import Embedding, ParameterRole
+from .context_parallel import Chunk, ContextGroup
 from .document_mask import Documents
 from .rotation import turning
 
@@ -67,12 +68,27 @@ class Placement:
     """Masks of a training pass; None where nothing is dropped."""
     key_S: Tensor | None = None
     """Positions of the keys, those of the queries last, int64; None where they are 0, 1, …"""
+    context: ContextGroup | None = None
+    """Group whose processes hold parts of these sequences; documents and biases by distance are those of the whole."""
+    is_chunk: bool = False
+    """True for neighbouring positions that do not begin a sequence, with the keys of all positions up to theirs."""
     seen_by_one: dict[tuple[int | None, int | None], Tensor] = field(default_factory=dict, init=False, compare=False)
     """Keys that a single query sees, by window and prefix: computed in one block for all others."""
 
     def without_positions(self) -> Placement:
         """Return the same visible keys, without rotation and without additions to scores."""
         return replace(self, rotation=None, slopes_H=None, bias_HS=None)
+
+    def positions(self, n_queries: int, device: torch.device) -> Tensor:
+        """Return the queries' positions, int64 ``[T]``; positions within documents, ``[B, T]``, if there are any."""
+        return _positions(self.first, n_queries, device, self.documents, self.context)
+
+    def chunk(self, chunk: Chunk) -> Placement:
+        """Return the placement of a chunk of this process's part, whose queries and keys have been rotated."""
+        documents = None if self.documents is None else self.documents.until(chunk.stop)
+        return replace(
+            self, first=chunk.first, rotation=None, documents=documents, context=None, is_chunk=chunk.first > 0
+        )
 
 
 class NoPositions(nn.Module):
@@ -81,15 +97,30 @@ class NoPositions(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def embed(self, x_BTD: Tensor, first: int = 0, documents: Documents | None = None) -> Tensor:
-        """Add positions to token embeddings of positions ``first`` …; positions within ``documents`` if given."""
+    def embed(
+        self,
+        x_BTD: Tensor,
+        first: int = 0,
+        documents: Documents | None = None,
+        context: ContextGroup | None = None,
+    ) -> Tensor:
+        """Add positions to token embeddings of positions ``first`` …; positions within ``documents`` if given. With
+        ``context`` the embeddings are those of this process's part.
+        """
         return x_BTD
 
     def place(
-        self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
+        self,
+        n_positions: int,
+        device: torch.device,
+        first: int = 0,
+        documents: Documents | None = None,
+        context: ContextGroup | None = None,
     ) -> Placement:
-        """Return the placement of positions ``first`` … ``first + n_positions − 1``."""
-        return Placement(first, documents=documents)
+        """Return the placement of positions ``first`` … ``first + n_positions − 1``, or of as many that are this
+        process's part.
+        """
+        return Placement(first, documents=documents, context=context)
 
 
 class LearnedPositions(NoPositions):
@@ -99,21 +130,35 @@ class LearnedPositions(NoPositions):
         super().__init__(config)
         self.table = Embedding(config.max_seq_len, config.d_model)
 
-    def embed(self, x_BTD: Tensor, first: int = 0, documents: Documents | None = None) -> Tensor:
+    def embed(
+        self,
+        x_BTD: Tensor,
+        first: int = 0,
+        documents: Documents | None = None,
+        context: ContextGroup | None = None,
+    ) -> Tensor:
         """Add the positions' rows of the table to token embeddings."""
-        end, longest = first + x_BTD.shape[1], self.table.num_embeddings
+        end = first + x_BTD.shape[1] * (1 if context is None else context.size)
+        longest = self.table.num_embeddings
         if end > longest:
             raise ValueError(f"{end} positions: the learned table holds {longest} (model.max_seq_len)")
-        return x_BTD + self.table(_positions(first, x_BTD.shape[1], x_BTD.device, documents))
+        return x_BTD + self.table(_positions(first, x_BTD.shape[1], x_BTD.device, documents, context))
 
 
 class SinusoidalPositions(NoPositions):
     """Fixed sines and cosines added to the token embeddings (arXiv 1706.03762): channels 2i and 2i+1 of position t are
     the sine and cosine of ``t · 10000^(−2i/d)``."""
 
-    def embed(self, x_BTD: Tensor, first: int = 0, documents: Documents | None = None) -> Tensor:
+    def embed(
+        self,
+        x_BTD: Tensor,
+        first: int = 0,
+        documents: Documents | None = None,
+        context: ContextGroup | None = None,
+    ) -> Tensor:
         """Add the waves to token embeddings."""
-        angles = _angles(_positions(first, x_BTD.shape[1], x_BTD.device, documents), x_BTD.shape[2], 10000.0)
+        position = _positions(first, x_BTD.shape[1], x_BTD.device, documents, context)
+        angles = _angles(position, x_BTD.shape[2], 10000.0)
         return x_BTD + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x_BTD.dtype)
 
 
@@ -126,13 +171,19 @@ class RotaryPositions(NoPositions):
         self.d_rope, self.base = config.d_rope, config.rope_base
 
     def place(
-        self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
+        self,
+        n_positions: int,
+        device: torch.device,
+        first: int = 0,
+        documents: Documents | None = None,
+        context: ContextGroup | None = None,
     ) -> Placement:
         """Return a placement with cosines and sines of the angles."""
         # Computed anew in each forward: it is cheap, and a buffer would have to survive meta construction and sharding.
-        angles = _angles(_positions(first, n_positions, device, documents), self.d_rope, self.base)
+        angles = _angles(_positions(first, n_positions, device, documents, context), self.d_rope, self.base)
         rotation = turning(angles).float()
-        return Placement(first, rotation if documents is None else rotation.unsqueeze(2), documents=documents)
+        rotation = rotation if documents is None else rotation.unsqueeze(2)
+        return Placement(first, rotation, documents=documents, context=context)
 
 
 class AlibiPositions(NoPositions):
@@ -144,13 +195,18 @@ class AlibiPositions(NoPositions):
         self.n_heads, self.whole = config.n_heads, 2 ** math.floor(math.log2(config.n_heads))
 
     def place(
-        self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
+        self,
+        n_positions: int,
+        device: torch.device,
+        first: int = 0,
+        documents: Documents | None = None,
+        context: ContextGroup | None = None,
     ) -> Placement:
         """Return a placement with the slopes."""
         # Computed on the device: a list of Python's would be copied to it in each forward, which waits for it.
         n = torch.arange(1, self.n_heads + 1, device=device, dtype=torch.float64)
         steps_H = torch.where(n <= self.whole, 8 / self.whole * n, 4 / self.whole * (2 * (n - self.whole) - 1))
-        return Placement(first, slopes_H=torch.exp2(-steps_H).float(), documents=documents)
+        return Placement(first, slopes_H=torch.exp2(-steps_H).float(), documents=documents, context=context)
 
 
 class T5Positions(NoPositions):
@@ -167,22 +223,38 @@ class T5Positions(NoPositions):
         self.table = Embedding(config.t5_buckets, config.n_heads, ParameterRole.BIAS)
 
     def place(
-        self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
+        self,
+        n_positions: int,
+        device: torch.device,
+        first: int = 0,
+        documents: Documents | None = None,
+        context: ContextGroup | None = None,
     ) -> Placement:
         """Return a placement with the table by distance."""
         n_buckets = self.table.num_embeddings
         single = n_buckets // 2
-        distance = torch.arange(first + n_positions, device=device, dtype=torch.float64).clamp_min(1)
+        n_distances = first + n_positions * (1 if context is None else context.size)
+        distance = torch.arange(n_distances, device=device, dtype=torch.float64).clamp_min(1)
         ranges = (distance / single).log() / math.log(self.max_distance / single) * (n_buckets - single)
         far = (single + ranges.clamp_min(0).long()).clamp_max(n_buckets - 1)
-        near = torch.arange(first + n_positions, device=device)
+        near = torch.arange(n_distances, device=device)
         bias_HS = self.table(torch.where(near < single, near, far)).T
-        return Placement(first, bias_HS=bias_HS, documents=documents)
+        return Placement(first, bias_HS=bias_HS, documents=documents, context=context)
 
 
-def _positions(first: int, n_positions: int, device: torch.device, documents: Documents | None) -> Tensor:
-    """Return positions, int64 ``[T]``; positions within documents, ``[B, T]``, if given."""
-    return torch.arange(first, first + n_positions, device=device) if documents is None else documents.position_BT
+def _positions(
+    first: int,
+    n_positions: int,
+    device: torch.device,
+    documents: Documents | None,
+    context: ContextGroup | None = None,
+) -> Tensor:
+    """Return positions, int64 ``[T]``, or within documents, ``[B, T]``; with ``context`` those of a process's part."""
+    if documents is not None:
+        return documents.position_BT if context is None else context.part(documents.position_BT)
+    if context is not None:
+        return context.positions(n_positions * context.size, device)
+    return torch.arange(first, first + n_positions, device=device)
 
 
 def _angles(position: Tensor, n_channels: int, base: float) -> Tensor:

@@ -47,7 +47,8 @@ class Scores:
     @property
     def fusable(self) -> bool:
         """True if a softmax of these scores runs on the fused kernels."""
-        at_start, symmetric = self.place.first == 0, self.prefix is not None and self.place.slopes_H is not None
+        at_start = self.place.first == 0 or self.place.is_chunk
+        symmetric = self.prefix is not None and self.place.slopes_H is not None
         documents = self.place.documents
         if self.place.eviction is not None or self.drops_weights:
             return False

@@ -43,10 +43,12 @@ class RoutingLosses:
     Args:
         counts_BT: True at the positions that count, those whose loss does: padding is routed too, and counts nowhere.
             None: all count.
+        n_counted: number that sums over positions are divided by, ``[]``, for the mean over processes to be that over
+            their positions; by default the number of those that count.
     """
 
-    def __init__(self, counts_BT: Tensor | None = None) -> None:
-        self.counts_BT = counts_BT
+    def __init__(self, counts_BT: Tensor | None = None, n_counted: Tensor | None = None) -> None:
+        self.counts_BT, self.n_counted = counts_BT, n_counted
         self.by_block: list[BlockRouting] = []
 
     def add(self, logits_BTE: Tensor, share_BTE: Tensor, chosen_BTK: Tensor) -> None:
@@ -54,7 +56,7 @@ class RoutingLosses:
         squares_BT = logits_BTE.logsumexp(-1).square()
         counts_BT = torch.ones_like(squares_BT, dtype=torch.bool) if self.counts_BT is None else self.counts_BT
         # Sums over numbers: where all count, these are the means to the last bit.
-        n_tokens = counts_BT.sum()
+        n_tokens = counts_BT.sum() if self.n_counted is None else self.n_counted
         share_E = (share_BTE * counts_BT[..., None]).flatten(0, -2).sum(0) / n_tokens
         router_z = (squares_BT * counts_BT).sum() / n_tokens
         counted_M = counts_BT[..., None].expand_as(chosen_BTK).flatten().long()

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...data.prepare import PreparedData
 from ...data.process_batches import MicroBatches, Places, StreamedBatches, StreamSource
 from ...measure.ranks import gather_objects
+from ...models.attention.context_parallel import context_ranks
 from ..config import RunConfig
 from ..processes.joint_failure import Progress
 
@@ -142,12 +143,14 @@ class TrainingData(L.LightningDataModule):
     def train_dataloader(self) -> ReadAhead:
         """Return micro-batches ``[micro_batch_size, T+1]`` of the steps to come, without end."""
         assert self.trainer is not None
+        settings = self.config.trainer
         which: dict[str, Any] = {
             "first_step": self.trainer.global_step,
-            "sizes": self.config.trainer.batch_sizes,
-            "micro_batch_size": self.config.trainer.micro_batch_size,
-            "rank": self.trainer.global_rank,
-            "world_size": self.trainer.world_size,
+            "sizes": settings.batch_sizes,
+            "micro_batch_size": settings.micro_batch_size,
+            # The processes of a context group train on the same samples.
+            "rank": context_ranks(self.trainer.global_rank, settings.context_parallel)[0],
+            "world_size": settings.data_shares(self.trainer.world_size),
         }
         if not isinstance(self.data.train, StreamSource):
             return self.read_ahead(MicroBatches(self.data.train, **which))

@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ...errors import RunError
 from ...files import one_line
+from ...models.attention.context_parallel import ContextGroup, context_ranks
 from .joint_failure import LONGER
 from .launched_process import LaunchedProcess, launchers_store, start_name
 
@@ -30,8 +31,8 @@ _ROOM = 128
 def sockets(process: LaunchedProcess, *, engine: bool) -> int:
     """Count the sockets that a process of a run needs, beside a few that do not grow with the run.
 
-    Gloo connects every process of a group to every other. An engine (DeepSpeed) makes another group. If the launcher
-    has no store, rank 0 holds two connections from every process.
+    Gloo connects every process of a group to every other. An engine (DeepSpeed) makes another group; a context group
+    is small. If the launcher has no store, rank 0 holds two connections from every process.
     """
     groups = 2 if engine else 1
     return process.world_size * (groups + (2 if process.rank == 0 and not launchers_store() else 0))
@@ -169,6 +170,22 @@ def join_process_group(
     _leave()
     # Gloo's threads let go of the last exchange's tensors after it is over. If Python ended first they would abort it.
     time.sleep(_RELEASE_S)
+
+
+def join_context_group(size: int, timeout: timedelta) -> ContextGroup:
+    """Join the group of ``size`` neighbouring processes that divide sequences among them. Collective: call on every
+    rank.
+
+    Args:
+        size: number of its processes, which divides those of the run.
+        timeout: longest wait for the others in one collective.
+    """
+    number, place = context_ranks(dist.get_rank(), size)
+    # Each process takes part in the making of every group.
+    groups = [
+        dist.new_group(range(first, first + size), timeout=timeout) for first in range(0, dist.get_world_size(), size)
+    ]
+    return ContextGroup(size, place, groups[number])
 
 
 # ---------------------------------------------------------------- launch environment

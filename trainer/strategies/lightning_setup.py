@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from ...errors import UsageError
 from ...files import user_path
+from ...models.attention.context_parallel import ContextGroup
 from ...models.birth import Sharder
 from ..config import TrainerConfig
 from ..processes.launched_process import LaunchedProcess
-from ..processes.process_group import TIMEOUT
+from ..processes.process_group import TIMEOUT, collective_timeout, join_context_group
 from .table import STRATEGIES, StrategyName
 
 
@@ -29,6 +30,8 @@ class StrategySetup:
     """
     shard_reference: Sharder | None = None
     """The same for models that are only measured, such as strangers' births."""
+    context: ContextGroup | None = None
+    """Group whose processes divide every sequence; None where each has whole ones."""
 
 
 def _single(config: TrainerConfig, grad_clip: float, device: torch.device) -> StrategySetup:
@@ -82,7 +85,10 @@ def set_up_strategy(config: TrainerConfig, grad_clip: float, device: torch.devic
     Raises:
         UsageError: DeepSpeed is not installed, or its drive cannot be written to.
     """
-    return SETUPS[config.strategy](config, grad_clip, device)
+    setup = SETUPS[config.strategy](config, grad_clip, device)
+    if config.context_parallel == 1:
+        return setup
+    return replace(setup, context=join_context_group(config.context_parallel, collective_timeout(config.timeout_s)))
 
 
 def check_launch(config: TrainerConfig, process: LaunchedProcess | None) -> LaunchedProcess | None:
@@ -102,6 +108,11 @@ def check_launch(config: TrainerConfig, process: LaunchedProcess | None) -> Laun
         raise UsageError(
             f"trainer.strategy is {config.strategy}, but no launcher started this process: start it with torchrun "
             "(docs/cluster.md), or give single"
+        )
+    if process.world_size % config.context_parallel:
+        raise UsageError(
+            f"trainer.context_parallel {config.context_parallel} does not divide {process.world_size} processes: "
+            "change one of them"
         )
     config.shared_by(process.world_size)
     if process.world_size % config.replicas:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...models.config import ModelConfig
+
 StrategyName = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 
 
@@ -57,10 +59,10 @@ _FP8 = {("precision", "fp8"): "but {strategy} gathers and multiplies weights in 
 #: Strategies by ``trainer.strategy``.
 STRATEGIES: dict[StrategyName, StrategyFacts] = {
     "single": StrategyFacts(launched=False),
-    "ddp": StrategyFacts(),
+    "ddp": StrategyFacts(reads=frozenset({"context_parallel"})),
     "fsdp2": StrategyFacts(
         shards_weights=True,
-        reads=frozenset({"replicas", "gather", "reduce", "accumulate"}),
+        reads=frozenset({"replicas", "gather", "reduce", "accumulate", "context_parallel"}),
         refuses=_WHOLE_STEP,
     ),
     "zero1": StrategyFacts(zero_stage=1, reads=frozenset({"offload"}), refuses=_NVME),
@@ -79,6 +81,7 @@ STRATEGY_FIELDS: dict[str, Any] = {
     "gather": "auto",
     "reduce": "fp32",
     "accumulate": "whole",
+    "context_parallel": 1,
     "offload": "none",
     "offload_dir": "",
 }
@@ -106,4 +109,32 @@ def strategy_problems(strategy: StrategyName, values: Mapping[str, Any]) -> list
         for (name, value), why in facts.refuses.items()
         if values[name] == value
     ]
+    return found
+
+
+def context_problems(size: int, compiled: str, model: ModelConfig) -> list[str]:
+    """List parts of a model and of a run that sequences divided among ``size`` processes exclude, one line each."""
+    if size <= 1:
+        return []
+    found, attention = [], model.attention
+    if model.max_seq_len % (2 * size):
+        found.append(
+            f"trainer.context_parallel is {size}, but model.max_seq_len {model.max_seq_len} is no multiple of "
+            f"{2 * size}: each process takes two equal chunks of every sequence"
+        )
+    if attention.prefix is not None:
+        found.append(
+            f"trainer.context_parallel is {size}, but the positions of model.attention.prefix {attention.prefix} see "
+            "later ones, which are in other processes' chunks: leave one of them out"
+        )
+    found += [
+        f"trainer.context_parallel is {size}, but model.attention.{part} {name} is a class of your own, which may look "
+        "at a whole sequence: leave one of them out"
+        for part, name in attention.own_parts.items()
+    ]
+    if compiled != "no":
+        found.append(
+            f"trainer.compile is {compiled}, but trainer.context_parallel {size} has attention exchange keys inside "
+            "what would be one graph: give no"
+        )
     return found

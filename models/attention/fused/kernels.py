@@ -186,6 +186,19 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tup
     return out.transpose(1, 2).flatten(2, 3)[:, :, :length], lse.transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
+def _of_last_queries(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
+    """Compute the last rows of a causal attention: the queries are those of the last keys."""
+    n_before = k.shape[2] - q.shape[2]
+    if window is None or window >= k.shape[2]:
+        before = attention_with_lse(q, k[:, :, :n_before], v[:, :, :n_before], scale, causal=False)
+        return merge(before, attention_with_lse(q, k[:, :, n_before:], v[:, :, n_before:], scale))
+    # Kernels of windows take as many queries as keys: those of the earlier keys in a window are zeros.
+    n_earlier = min(window - 1, n_before)
+    k, v = (x[:, :, n_before - n_earlier :] for x in (k, v))
+    out, lse = visible_attention(F.pad(q, (0, 0, n_earlier, 0)), k, v, scale, window)
+    return out[:, :, n_earlier:], lse[:, :, n_earlier:]
+
+
 def visible_attention(
     q_BHTK: Tensor,
     k_BGTK: Tensor,
@@ -197,10 +210,12 @@ def visible_attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`attention_with_lse` where a query t sees the keys t − window + 1 … t, and the first ``prefix``
     positions see each other; each is a separate fused attention. With ``documents``, which excludes a prefix, attend
-    within each document.
+    within each document. Without a prefix, fewer queries than keys are those of the last keys.
     """
     if documents is not None:
         return documents.attend(partial(visible_attention, scale=scale, window=window), q_BHTK, k_BGTK, v_BGTK)
+    if q_BHTK.shape[2] < k_BGTK.shape[2]:
+        return _of_last_queries(q_BHTK, k_BGTK, v_BGTK, scale, window)
     if window is None or window >= q_BHTK.shape[2]:
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
     elif backend_for(runs_on(q_BHTK), q_BHTK, window).windows:
