@@ -6,9 +6,9 @@ and values of its group, in the order of the positions, and each chunk of querie
 end of a causal attention, on the kernels of whole sequences. A row of weights is therefore whole in one process, and
 windows, documents, sinks, learned keys, sums of squares and norms of heads need no word between processes.
 
-Keys and values of one block at a time are whole in a process, and those that the backward pass needs are kept as parts
-and gathered again. A ring would hold 2/C of them and send as many bytes; but each of its steps would be another
-attention to merge, in every arm, so it is not built.
+So a process holds the keys and values of whole sequences, and 1/C of all other activations. A ring would hold 2/C of
+them and send as many bytes, beside the computing; but each of its steps would be another attention to merge, in every
+arm, so it is not built.
 
 torch's own ``context_parallel`` (torch.distributed.tensor.experimental, torch 2.13) exchanges three of
 ``scaled_dot_product_attention``'s CUDA operators for ring attention. It leaves the CPU's operator alone, which then
@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
 
 #: torch 2.13 has given them other names.
 _gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
