@@ -149,10 +149,16 @@ def least_and_greatest(values: np.ndarray, limit: int) -> np.ndarray:
     """
     if len(values) <= limit:
         return np.arange(len(values))
-    groups = np.array_split(np.arange(len(values)), limit // 2)
+    n_groups = limit // 2
+    size, n_longer = divmod(len(values), n_groups)
+    number = np.arange(n_groups + 1)
+    starts = number * size + np.minimum(number, n_longer)
+    places = starts[:-1, None] + np.arange(size + (n_longer > 0))
+    inside, places = places < starts[1:, None], np.minimum(places, len(values) - 1)
     low, high = (np.where(np.isnan(values), worst, values) for worst in (np.inf, -np.inf))
-    found = [group[at] for group in groups for at in (low[group].argmin(), high[group].argmax())]
-    return np.unique([0, *found, len(values) - 1])
+    least = np.where(inside, low[places], np.inf).argmin(1)
+    greatest = np.where(inside, high[places], -np.inf).argmax(1)
+    return np.unique([0, *(starts[:-1] + least), *(starts[:-1] + greatest), len(values) - 1])
 
 
 @dataclass(frozen=True)
