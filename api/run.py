@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..files import user_path
 from ..measure.records import RunDir, metrics_by_step
 from ..models.config import dotted
+from ..trainer.by_name.names import whole_run
 from ..trainer.config import RunConfig
 from ..trainer.config_file import build_config, read_config
 from .named_array import NamedArray, no_such, optional_library
@@ -65,7 +66,7 @@ class Run:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.files = RunDir.open_measured(Path(path))
+        self.files = whole_run(str(path), "a Run is a whole run, and its load(step) a checkpoint")
         """Files of the run by name (docs/run-directory.md)."""
 
     @property

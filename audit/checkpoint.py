@@ -25,11 +25,13 @@ from ..files import (
 )
 from ..measure.records import RunDir, is_step
 from ..models.exchange.gguf_model import GGUF_TENSORS, gguf_files, gguf_folder
-from ..models.exchange.hub import downloaded, is_path
+from ..models.exchange.hub import downloaded
 from ..trainer.by_name.model_names import vocabulary
+from ..trainer.by_name.names import ModelName, read_name
 from ..trainer.checkpoints.stored_tensors import CheckpointFolder
+from ..trainer.config import RunConfig
 from ..trainer.config_file import read_config
-from ..trainer.initial_model import initialize_model
+from ..trainer.initial_model import initialize_model, resolve_init_from
 from .pickled_weights import SUFFIXES, sample_pickled
 from .training_order import Place, at_step, said_place
 from .weight_samples import Sampled, sample
@@ -103,6 +105,26 @@ _NO_MODEL = {"transformers_version", "torch_dtype", "dtype", "_name_or_path", "u
 
 
 @dataclass(frozen=True)
+class Birth:
+    """A birth by its config and seed."""
+
+    config: RunConfig
+    init_seed: int
+    run: RunDir | None = None
+    """The run that began with it, if one did."""
+
+    @classmethod
+    def of_run(cls, run: RunDir) -> Birth:
+        """Return the birth of a run."""
+        config = read_config(run.config)
+        return cls(config, config.init_seed, run)
+
+    def draw(self) -> HeldWeights:
+        """Draw it, with the tensors of a checkpoint."""
+        return HeldWeights(initialize_model(self.config, self.init_seed).state_dict())
+
+
+@dataclass(frozen=True)
 class Member:
     """A checkpoint of a suite, not yet read."""
 
@@ -112,8 +134,8 @@ class Member:
     folder: Callable[[], AbstractContextManager[Path]]
     """Context with its folder; a hub download is deleted at the end."""
     is_local: bool = True
-    drawn_from: RunDir | None = None
-    """The run whose birth it is, which lies nowhere and is drawn again."""
+    drawn_from: Birth | None = None
+    """The birth that it is, which lies nowhere and is drawn again."""
 
     @property
     def step(self) -> int | None:
@@ -136,8 +158,8 @@ def find_members(names: Sequence[str]) -> list[Member]:
     """Find the checkpoints that some names mean, in their order, those of one name by rising step.
 
     Args:
-        names: each a run, a checkpoint, a folder of checkpoints, a folder of ``transformers``, a GGUF file, or a hub
-            id with its revisions, ``ORG/NAME@REVISION[,REVISION…]``.
+        names: each a model's name (`read_name`), a run (its birth and all its checkpoints), or a folder of
+            checkpoints; several steps, seeds or revisions of one stand with commas, ``ORG/NAME@REVISION,REVISION``.
 
     Raises:
         UsageError: a name means no checkpoint.
@@ -149,10 +171,18 @@ def _members(name: str) -> list[Member]:
     if not name.strip():
         raise UsageError("'': a name is empty; give a run, a folder of checkpoints, or a hub id")
     folder = user_path(name)
-    if RunDir.is_run(folder):
-        run = RunDir(folder)
-        there = [_local(f"{name}@{step}", path, at_step(step)) for step, path in run.checkpoints_by_step().items()]
-        return [Member(f"{name}@0", at_step(0), lambda: nullcontext(folder), drawn_from=run), *there]
+    head, _, places = name.rpartition("@")
+    if "," in places and not folder.exists():
+        return [member for place in places.split(",") for member in _members(f"{head}@{place}")]
+    named = read_name(name)
+    if named.kind == "run" and not named.average:
+        return _of_run(named)
+    if named.kind == "birth":
+        config = resolve_init_from(read_config(named.path))
+        seed = config.init_seed if named.number is None else named.number
+        return [_born(name, Birth(config, seed))]
+    if named.kind in ("measured", "snapshot") or named.average:
+        raise UsageError(f"{name}: is {named.in_words}; give checkpoints")
     if folder.suffix == ".gguf":
         return [_local(name, folder, said_place(folder.stem))]
     if folder.is_dir():
@@ -165,13 +195,27 @@ def _members(name: str) -> list[Member]:
         inside = [path for path in folders if _is_checkpoint(path) or said_place(path.name) is not None]
         found = [_local(f"{name.rstrip('/')}/{path.name}", path, said_place(path.name)) for path in inside]
         return sorted(found, key=lambda member: (member.place is None, member.place or at_step(0), member.name))
-    head, _, revisions = name.partition("@")
-    if is_path(name) or not head:
+    if named.kind != "hub" or name.startswith("@"):
         raise UsageError(f"{name}: no such run, folder of checkpoints, or hub id")
-    return [
-        Member(one, said_place(one.rpartition("@")[2]), lambda one=one: downloaded(one), is_local=False)  # type: ignore[misc]
-        for one in ([f"{head}@{revision}" for revision in revisions.split(",")] if revisions else [head])
-    ]
+    return [Member(name, said_place(name.rpartition("@")[2]), lambda: downloaded(name), is_local=False)]
+
+
+def _of_run(named: ModelName) -> list[Member]:
+    """List the birth and the checkpoints of a run, or the one that the name means."""
+    run, steps = named.run, named.run.checkpoints_by_step()
+    if named.number == 0:
+        return [_born(named.text, Birth.of_run(run))]
+    if named.number is None:
+        there = [_local(f"{named.text}@{step}", path, at_step(step)) for step, path in steps.items()]
+        return [_born(f"{named.text}@0", Birth.of_run(run)), *there]
+    if named.number not in steps:
+        listed = ", ".join(map(str, steps)) or "none"
+        raise UsageError(f"{named.text}: {run.path} has no checkpoint of step {named.number}; there are: {listed}")
+    return [_local(named.text, steps[named.number], at_step(named.number))]
+
+
+def _born(name: str, birth: Birth) -> Member:
+    return Member(name, at_step(0), lambda: nullcontext(Path()), drawn_from=birth)
 
 
 def _local(name: str, folder: Path, place: Place | None) -> Member:
@@ -203,7 +247,7 @@ def _is_checkpoint(folder: Path) -> bool:
 def weights_of(member: Member) -> Iterator[Weights | None]:
     """Open a checkpoint's weights for partial reading; yield None for pickled ones, which another module reads."""
     if member.drawn_from is not None:
-        yield _draw(member.drawn_from)
+        yield member.drawn_from.draw()
         return
     with member.folder() as folder:
         yield None if _pickled(folder) else _open(folder)
@@ -216,12 +260,9 @@ def read_content(member: Member, *, scan: bool) -> Content:
         RunError: a part of it is missing or damaged.
         UsageError: the checkpoint cannot be found.
     """
-    if member.drawn_from is not None:
-        return Content(
-            sample(_draw(member.drawn_from), scan=scan),
-            _config_of_run(member.drawn_from),
-            _tokenizer_of_run(member.drawn_from),
-        )
+    if (birth := member.drawn_from) is not None:
+        tokenizer = {} if birth.run is None else _tokenizer_of_run(birth.run)
+        return Content(sample(birth.draw(), scan=scan), dataclasses.asdict(birth.config.model), tokenizer)
     with member.folder() as folder:
         pickled = _pickled(folder)
         if scan and (folder / "state.json").is_file():
@@ -294,12 +335,6 @@ def _run_of(folder: Path) -> RunDir | None:
 
 def _config_of_run(run: RunDir) -> dict[str, Any]:
     return dataclasses.asdict(read_config(run.config).model)
-
-
-def _draw(run: RunDir) -> HeldWeights:
-    """Draw the birth of a run, with the tensors of a checkpoint."""
-    config = read_config(run.config)
-    return HeldWeights(initialize_model(config, config.init_seed).state_dict())
 
 
 # ---------------------------------------------------------------- a checkpoint and its findings

@@ -75,12 +75,14 @@ def snapshot_page(folder: Path) -> Path:
     return find_folder(folder) / "report.html"
 
 
-def find_snapshot(run: RunDir, step: int) -> Path:
-    """Return the folder of a run's snapshot of ``step``; a UsageError names the existing steps."""
+def find_snapshot(run: RunDir, step: int, asked: str) -> Path:
+    """Return the folder of a run's snapshot of ``step``; a UsageError, which begins with ``asked``, names the existing
+    steps.
+    """
     folder = run.snapshot(step)
     if folder not in run.snapshot_folders():
         there = ", ".join(str(snapshot.step) for snapshot in run.snapshots()) or "none"
-        raise UsageError(f"--step {step}: {run.path} has no snapshot of that step; there are: {there}")
+        raise UsageError(f"{asked}: {run.path} has no snapshot of that step; there are: {there}")
     return folder
 
 

@@ -356,11 +356,11 @@ class RunConfig:
     """Seed of every parameter at birth, and of nothing else."""
 
     init_from: str = ""
-    """Start from a checkpoint in place of a birth: RUN (its last), RUN@STEP or a checkpoint's folder; or one of
-    transformers, a folder or hub id (docs/exchange.md). It decides the model, but for max_seq_len, and for text the
+    """Start from this model: RUN (its last checkpoint), RUN@STEP or a checkpoint's folder; or one of transformers, a
+    folder, GGUF file or hub id (docs/exchange.md). It decides the model, but for max_seq_len, and for text the
     tokenizer; init_seed then decides the strangers alone. The optimizer starts anew. Without a config and optim.lr
     the peak learning rate is what that run had at the checkpoint, at least a tenth of its peak; 3e-5 where the model's
-    training is not known."""
+    training is not known. CONFIG@SEED or RUN@0, a birth, stands for that model and init_seed."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """The decoder."""

@@ -11,20 +11,19 @@ from typing import Any, get_type_hints
 import torch
 
 from ..errors import RunError, UsageError
-from ..files import user_path
-from ..measure.records import RunDir, step_of
+from ..measure.records import RunDir
 from ..models.adapter_config import AdapterConfig
 from ..models.adapters import attach, initialize_adapter, is_adapter
 from ..models.birth import Sharder, born, empty_decoder
 from ..models.by_block import BlockWeights, DrawnWeights
 from ..models.config import ModelConfig, dotted
 from ..models.decoder import Decoder
-from ..models.exchange.gguf_header import names_gguf
-from ..models.exchange.hub import is_path
 from ..models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
+from .by_name.names import read_name
 from .checkpoints.folder_io import CheckpointWeights
 from .checkpoints.stored_tensors import load_into
 from .config import RunConfig
+from .config_file import read_config
 from .saved_config import read_saved_fields
 
 # ── what init_from names ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -44,32 +43,58 @@ class InitialCheckpoint:
     """Folder of the checkpoint."""
 
 
+@dataclass(frozen=True)
+class InitialBirth:
+    """A birth that a name means: the model of a config, or of a run, before any training."""
+
+    config: ModelConfig
+    """The model."""
+    init_seed: int
+    """Its seed."""
+    tokenizer_file: Path | None = None
+    """The run's ``tokenizers`` JSON, if its data is text."""
+
+
 def find_initial_checkpoint(name: str) -> InitialCheckpoint | None:
     """Find the checkpoint that ``RUN`` (its last), ``RUN@STEP`` or a checkpoint's folder names; None if that is not a
-    run.
+    run, or its birth.
 
     Raises:
         UsageError: a run without this checkpoint.
         RunError: a run whose config this version cannot read.
     """
-    whole = user_path(name)
-    head, _, tail = name.rpartition("@")
-    if RunDir.is_run(whole):
-        run, step = RunDir(whole), None
-    elif head and RunDir.is_run(user_path(head)):
-        run, step = RunDir(user_path(head)), tail
-    elif RunDir.is_run(whole.parent.parent) and whole in RunDir(whole.parent.parent).checkpoints():
-        run, step = RunDir(whole.parent.parent), str(step_of(whole))
-    else:
+    named = read_name(name)
+    if named.average:
+        raise UsageError(
+            f"--init_from {name}: is {named.in_words}; birthmark export {name} FOLDER, and start from that"
+        )
+    if named.kind != "run" or named.number == 0:
         return None
-    there = run.checkpoints_by_step()
+    run, there = named.run, named.run.checkpoints_by_step()
     if not there:
         raise UsageError(f"--init_from {name}: {run.path} has no checkpoint yet")
-    if step is not None and (not step.isdecimal() or int(step) not in there):
+    if named.number is not None and named.number not in there:
         raise UsageError(f"--init_from {name}: {run.path} has checkpoints of steps {', '.join(map(str, there))}")
-    found = max(there) if step is None else int(step)
+    found = max(there) if named.number is None else named.number
     tokenizer = run.own_tokenizer()
     return InitialCheckpoint(f"{run.path}@{found}", _model_of(run), tokenizer, there[found])
+
+
+def find_initial_birth(name: str) -> InitialBirth | None:
+    """Find the birth that ``CONFIG@SEED``, ``CONFIG`` or ``RUN@0`` names; None if it names another model.
+
+    Raises:
+        UsageError: a config that is impossible, or whose own start is no birth.
+    """
+    named = read_name(name)
+    if named.kind == "birth" or (named.kind == "run" and named.number == 0 and not named.average):
+        run = named.run if named.kind == "run" else None
+        config = read_config(named.path if run is None else run.config)
+        if config.init_from:
+            raise UsageError(f"--init_from {name}: begins from {config.init_from} itself; give that")
+        seed = config.init_seed if run is not None or named.number is None else named.number
+        return InitialBirth(config.model, seed, None if run is None else run.own_tokenizer())
+    return None
 
 
 def _model_of(run: RunDir) -> ModelConfig:
@@ -132,7 +157,7 @@ def _source(named: str) -> InitialCheckpoint | Pretrained:
     try:
         return read_pretrained(named)
     except UsageError as error:
-        if not names_gguf(named) and (user_path(named).exists() or is_path(named)):
+        if read_name(named).kind not in ("gguf", "hub"):
             raise UsageError(
                 f"--init_from {named}: neither a run, RUN@STEP, a checkpoint nor a folder of transformers "
                 f"({str(error).removeprefix(f'{named}: ')})"
@@ -140,7 +165,7 @@ def _source(named: str) -> InitialCheckpoint | Pretrained:
         raise UsageError(f"--init_from {error}") from None
 
 
-def _adopt(asked: ModelConfig, source: InitialCheckpoint | Pretrained, named: str) -> ModelConfig:
+def _adopt(asked: ModelConfig, source: InitialCheckpoint | InitialBirth | Pretrained, named: str) -> ModelConfig:
     """Return the source's model config, at the requested length.
 
     Raises:
@@ -148,8 +173,9 @@ def _adopt(asked: ModelConfig, source: InitialCheckpoint | Pretrained, named: st
     """
     default, ours, theirs = (dotted(asdict(config)) for config in (ModelConfig(), asked, source.config))
     resizable = {"max_seq_len"} if source.config.positions != "learned" else set()
-    # The distribution at birth does not matter: there is no birth.
-    free = {name for name in ours if name.startswith("init.")} | resizable
+    # The distribution at birth does not matter where there is no birth.
+    drawn = isinstance(source, InitialBirth)
+    free = {name for name in ours if name.startswith("init.") and not drawn} | resizable
     clash = [name for name in ours if ours[name] not in (default[name], theirs[name]) and name not in free]
     if clash:
         raise UsageError(
@@ -169,6 +195,8 @@ def resolve_init_from(config: RunConfig) -> RunConfig:
     """
     if not config.init_from:
         return config
+    if (birth := find_initial_birth(config.init_from)) is not None:
+        return _begin_at(config, birth)
     source = _source(config.init_from)
     model = _adopt(config.model, source, config.init_from)
     if misfits := config.adapter.misfits(model):
@@ -184,6 +212,30 @@ def resolve_init_from(config: RunConfig) -> RunConfig:
     # A run may go on after this; its checkpoint stays what it is.
     named = source.name if isinstance(source, InitialCheckpoint) else config.init_from
     return replace(config, init_from=named, model=model, data=data)
+
+
+def _begin_at(config: RunConfig, birth: InitialBirth) -> RunConfig:
+    """Return the run's config for a birth that it starts from: that of a run that is born so.
+
+    Raises:
+        UsageError: the config asks for another model or seed, or for an adapter.
+    """
+    named = config.init_from
+    if config.adapter.is_on:
+        raise UsageError(
+            f"--init_from {named}: is a birth, where nothing is to be adapted; give a trained model, or adapter.kind "
+            "none"
+        )
+    if config.init_seed not in (RunConfig.init_seed, birth.init_seed):
+        raise UsageError(
+            f"init_seed is {config.init_seed}, but --init_from {named} is the birth of seed {birth.init_seed}: leave "
+            "one out"
+        )
+    data = config.data
+    if data.path != "backcopy" and data.tokenizer == "bpe" and birth.tokenizer_file is not None:
+        data = replace(data, tokenizer=str(birth.tokenizer_file))
+    model = _adopt(config.model, birth, named)
+    return replace(config, init_from="", init_seed=birth.init_seed, model=model, data=data)
 
 
 def initialize_model(

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..measure.records import RunDir, step_of
 from .config import OptimConfig, TrainerConfig
-from .initial_model import config_group, find_initial_checkpoint
+from .initial_model import config_group, find_initial_birth, find_initial_checkpoint
 from .optimizers.schedules import SCHEDULES, read_row
 from .saved_config import read_saved_fields
 
@@ -63,12 +63,14 @@ def continued_rate(init_from: str) -> ContinuedRate:
     """Choose the peak learning rate of a run that starts from the model ``init_from``.
 
     For a run it is the rate at that checkpoint, at least a tenth of its peak; up to the end of its warm-up, the peak.
-    For a model of unknown training it is 3e-5.
+    For a birth it is the default, and for a model of unknown training 3e-5.
 
     Raises:
         UsageError: a run without this checkpoint.
         RunError: a run whose config was changed.
     """
+    if find_initial_birth(init_from) is not None:
+        return ContinuedRate(OptimConfig.lr, "that of a birth")
     source = find_initial_checkpoint(init_from)
     if source is None:
         return ContinuedRate(

@@ -18,8 +18,8 @@ def add_options(parser: Parser) -> None:
         type=str,
         nargs="+",
         metavar="SUITE",
-        help="A run, a folder of checkpoints, a checkpoint, or a hub id with revisions, ORG/NAME@REVISION,REVISION…; "
-        "several make one suite.",
+        help="A run or a folder of checkpoints, whole; or a model by any of its names, with commas between steps or "
+        "revisions, RUN@STEP,STEP. Several make one suite.",
     )
     parser.add_argument(
         "--quick",

@@ -30,8 +30,11 @@ def run(options: Namespace) -> int:
     from ...plan.describe import describe
     from ...report.terminal import bar, print_json
 
+    options.config, named = _config_and_seed(options.config)
+    if None not in (named, options.seed):
+        raise UsageError(f"--seed {options.seed}: the name gives seed {named}; leave one of them out")
     config = config_with_overrides(options)
-    seed = config.init_seed if options.seed is None else options.seed
+    seed = next((one for one in (options.seed, named) if one is not None), config.init_seed)
     check_seed("seed", seed)
     out = Path(options.out) if options.out else None
     if out is not None and out.exists():
@@ -54,3 +57,17 @@ def run(options: Namespace) -> int:
     else:
         print(f"digest    {certificate['digest']}\ninit_seed {seed}\nn_params  {certificate['n_params']:,}", flush=True)
     return 0
+
+
+def _config_and_seed(name: str) -> tuple[str, int | None]:
+    """Return the config that a name means, and the seed if the name gives it: CONFIG@SEED or RUN@0."""
+    from ...trainer.by_name.names import read_name
+
+    found = read_name(name)
+    if found.kind == "birth":
+        return str(found.path), found.number
+    if found.kind == "run" and not found.number and not found.average:
+        return str(found.run.config), None
+    if found.kind in ("hub", "folder") and not found.path.is_dir():
+        return name, None  # a file without a suffix, or nothing, which is refused with the nearest name
+    raise UsageError(f"{name}: is {found.in_words}; a birth is drawn from a config: give CONFIG@SEED, a run or RUN@0")

@@ -26,8 +26,10 @@ def run(options: Namespace) -> int:
     from ...files import user_path
     from ...measure.records import RunDir
     from ...report.terminal import bar, print_json, print_written
+    from ...trainer.by_name.names import whole_run
 
-    found = RunDir.open(user_path(options.run))
+    named = whole_run(options.run, "a certificate lists all checkpoints of a run")
+    found = RunDir.open(named.path)
     out = found.path / CERTIFICATE if options.out is None else user_path(options.out)
     if out.exists():
         raise UsageError(f"{out}: exists already; give --out another name, so that what was published stays")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
@@ -25,12 +24,16 @@ def run(options: Namespace) -> int:
     """Describe a model."""
     from rich.console import Console
 
-    from ...models.exchange.gguf_header import names_gguf
     from ...plan.describe import describe, print_description
     from ...report.terminal import print_json
+    from ...trainer.by_name.names import read_name
 
     name = options.config
-    is_model = names_gguf(name) or (Path(name) / "config.json").is_file()
+    found = read_name(name)
+    if found.kind in ("run", "birth"):
+        options.config = str(found.run.config if found.kind == "run" else found.path)
+    of_hub = found.kind == "hub" and "/" in name and not found.path.is_file()
+    is_model = found.kind == "gguf" or (found.path / "config.json").is_file() or of_hub
     if is_model and options["set"]:
         raise UsageError(f"--set {options['set'][0]}: {name} is a model with weights; leave it out, or give a config")
     description = _of_model(name) if is_model else describe(config_with_overrides(options).model)

@@ -75,9 +75,10 @@ def run(options: Namespace) -> int:
     from ...models.exchange.written_layout import OWN_TYPE, layout_of
     from ...models.parameter_shapes import tensor_shapes
     from ...trainer.by_name.model_names import open_source_with_birth
+    from ...trainer.by_name.names import at_step
     from ...trainer.checkpoints.folder_io import CheckpointWeights
 
-    name, out = _at_step(options.model, options.step), Path(options.out)
+    name, out = at_step(options.model, options.step), Path(options.out)
     source = open_source_with_birth(name)
     if out.exists():
         raise UsageError(f"{out}: exists already; give a new folder")
@@ -149,14 +150,18 @@ def _export_gguf(options: Namespace, out: Path) -> int:
     import torch
 
     from ...files import atomic_path, read_json
-    from ...models.exchange.gguf_header import names_gguf
     from ...models.exchange.gguf_model import gguf_files, kinds_of, write_dequantised
     from ...models.exchange.hub import pretrained_folder
     from ...report.model_card import dequantised_card
+    from ...trainer.by_name.names import read_name
 
     name = options.model
-    if not names_gguf(name):
-        raise UsageError(f"{name}: neither a run, RUN@STEP, a checkpoint nor CONFIG@SEED, nor a GGUF file")
+    found = read_name(name)
+    if found.kind == "folder" and (found.path / "config.json").is_file():
+        raise UsageError(f"{name}: is {found.in_words}, the form that an export writes; there is nothing to convert")
+    if found.kind != "gguf":
+        beside = "; a model of the hub has the form that an export writes already" if found.kind == "hub" else ""
+        raise UsageError(f"{name}: neither a run, RUN@STEP, a checkpoint nor CONFIG@SEED, nor a GGUF file{beside}")
     for option in ("own_code", "gguf", "merge"):
         if options[option]:
             raise UsageError(f"--{option}: {name} is a GGUF model, and leaves as transformers has it; leave it out")
@@ -226,12 +231,3 @@ def _card(
         certificate=certificate,
         averaged=source.averaged,
     )
-
-
-def _at_step(name: str, step: int | None) -> str:
-    """Return a run's name with the step in it."""
-    if step is None:
-        return name
-    if not RunDir.is_run(Path(name)):
-        raise UsageError(f"--step {step}: {name} is no run's folder; leave --step out")
-    return f"{name}@{step}"

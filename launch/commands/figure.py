@@ -7,7 +7,6 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...measure.records import RunDir
 from ...trainer.config_parser import Parser
 
 SUMMARY = "Write one figure of a run over training as PDF, SVG or PNG, at the size that a paper has room for."
@@ -32,12 +31,13 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Write the figure and print its path."""
     from ...report.figure import save_figure
+    from ...trainer.by_name.names import whole_run
 
     sizes = {"width": (options.width, 60), "height": (options.height, 60), "font_size": (options.font_size, 100)}
     for name, (value, most) in sizes.items():
         if value is not None and not 1 <= value <= most:
             raise UsageError(f"--{name} {value:g}: give 1 to {most} ({'points' if name == 'font_size' else 'inches'})")
-    runs = [RunDir.open_measured(Path(path)) for path in (options.run, *(options.beside or ()))]
+    runs = [whole_run(name, "a figure shows a whole run") for name in (options.run, *(options.beside or ()))]
     out = Path(options.out)
     save_figure(runs, options.figure, out, width=options.width, height=options.height, font_size=options.font_size)
     print(out)

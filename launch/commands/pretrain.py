@@ -61,7 +61,10 @@ def expand(arguments: Sequence[str]) -> list[str]:
         return _with_rate(arguments, {name: value for name, value in vars(given).items() if value is not None})
     if given.config is not None:
         raise UsageError("--resume takes the config of the run itself: leave --config out, override single fields")
-    return [f"--config={RunDir.open(Path(given.resume)).config}", *arguments]
+    from ...trainer.by_name.names import whole_run
+
+    run = whole_run(given.resume, "a run goes on from its last checkpoint, and --init_from begins a new one")
+    return [f"--config={RunDir.open(run.path).config}", *arguments]
 
 
 def _with_rate(arguments: Sequence[str], given: Mapping[str, str]) -> list[str]:

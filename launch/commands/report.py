@@ -8,11 +8,12 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...files import find_folder
-from ...measure.records import RunDir
 from ...trainer.config_parser import Parser
 
 SUMMARY = "Write the page of a run, of several side by side, or of one snapshot."
+
+#: Reason for the message about a name that is no run.
+_NEED = "a page shows what was measured in a run"
 
 
 def add_options(parser: Parser) -> None:
@@ -22,7 +23,8 @@ def add_options(parser: Parser) -> None:
         type=str,
         nargs="+",
         metavar="RUN",
-        help="Folders that `pretrain` or a callback wrote, or one of `snapshot --out`.",
+        help="Runs, by the folders that `pretrain` or a callback wrote; or one snapshot: RUN@STEP, or a folder of "
+        "`snapshot --out`.",
     )
     parser.add_argument("--step", type=int | None, metavar="N", help="The page of this snapshot of the run alone.")
     parser.add_argument(
@@ -46,12 +48,13 @@ def run(options: Namespace) -> int:
     from ...report.snapshot_page import build_snapshot_page
     from ...report.snapshot_table import print_table
     from ...report.terminal import out_file, print_json, print_written
+    from ...trainer.by_name.names import whole_run
 
     if options.watch:
-        return _watch([Path(path) for path in options.runs], options)
+        return _watch(options.runs, options)
     if options.port is not None:
         raise UsageError(f"--port {options.port}: only --watch has one; give both, or leave it out")
-    folder = _one_snapshot([Path(path) for path in options.runs], options.step)
+    folder = _one_snapshot(options.runs, options.step)
     out = None if options.out is None else out_file(options.out, "page")
     if folder is not None:
         if options.json:
@@ -59,7 +62,7 @@ def run(options: Namespace) -> int:
         else:
             print(build_snapshot_page(folder, out))
         return 0
-    runs = [RunDir.open_measured(Path(path)) for path in options.runs]
+    runs = [whole_run(name, _NEED) for name in options.runs]
     if options.json:
         print_json(summarise(runs))
         return 0
@@ -77,16 +80,17 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _watch(paths: Sequence[Path], options: Namespace) -> int:
+def _watch(names: Sequence[str], options: Namespace) -> int:
     """Serve the page until Ctrl-C."""
     from ...report.live import HOST, LivePage, LiveServer
+    from ...trainer.by_name.names import whole_run
 
     for name, given in (("step", options.step), ("out", options.out), ("json", options.json or None)):
         if given is not None:
             raise UsageError(f"--{name}: --watch serves the page of whole runs; leave either out")
     if options.port is not None and not 0 <= options.port < 1 << 16:
         raise UsageError(f"--port {options.port}: give a number from 1 to 65535")
-    runs = [RunDir.open_measured(path) for path in paths]
+    runs = [whole_run(name, "a live page shows whole runs") for name in names]
     with LiveServer(LivePage(runs), options.port) as server:
         # Not before the port is there: a page of many runs takes a while.
         server.page.draw()
@@ -99,20 +103,24 @@ def _watch(paths: Sequence[Path], options: Namespace) -> int:
     return 0
 
 
-def _one_snapshot(paths: Sequence[Path], step: int | None) -> Path | None:
+def _one_snapshot(names: Sequence[str], step: int | None) -> Path | None:
     """Return the folder of the one snapshot that the arguments mean; None if they mean runs."""
     from ...report.snapshot_page import find_snapshot
+    from ...trainer.by_name.names import read_name, whole_run
 
-    alone = [path for path in paths if (find_folder(path) / "summary.json").is_file() and not RunDir.is_run(path)]
-    if alone and len(paths) > 1:
-        raise UsageError(f"{alone[0]}: a snapshot has a page of its own; give it alone, or give runs")
+    found = [read_name(name) for name in names]
+    alone = next((one for one in found if one.is_one_snapshot), None)
+    if alone is not None and len(names) > 1:
+        raise UsageError(f"{alone.text}: a snapshot has a page of its own; give it alone, or give runs")
+    if alone is not None and step is not None:
+        raise UsageError(f"--step {step}: {alone.text} is one snapshot; leave --step out")
+    if alone is not None:
+        return alone.path if alone.number is None else find_snapshot(alone.run, alone.number, alone.text)
     if step is None:
-        return alone[0] if alone else None
-    if alone:
-        raise UsageError(f"--step {step}: {alone[0]} is one snapshot; leave --step out")
-    if len(paths) > 1:
+        return None
+    if len(names) > 1:
         raise UsageError(f"--step {step}: a page shows one snapshot; give one run")
-    return find_snapshot(RunDir.open_measured(paths[0]), step)
+    return find_snapshot(whole_run(names[0], _NEED), step, f"--step {step}")
 
 
 def _figures(folder: Path) -> dict[str, object]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...measure.records import RunDir
 from ...schema import SEEDS, outside
 from ...trainer.config_parser import Parser
 from ..options import add_model, add_trust, tell
@@ -55,15 +53,11 @@ def _continuation(options: Namespace) -> Iterator[str]:
     from ...measure.foreign import ForeignModel
     from ...models.decoder import generate
     from ...trainer.by_name.loaded_model import load_named
+    from ...trainer.by_name.names import at_step
     from ...trainer.by_name.texts import end_tokens, generate_by_transformers
     from ...trainer.devices import device
 
-    name = options.model
-    if options.step is not None:
-        if not RunDir.is_run(Path(name)):
-            raise UsageError(f"--step {options.step}: {name} is no run's folder; leave --step out")
-        name = f"{name}@{options.step}"
-    loaded = load_named(name, trust_remote_code=options.trust_remote_code, tell=tell)
+    loaded = load_named(at_step(options.model, options.step), trust_remote_code=options.trust_remote_code, tell=tell)
     if loaded.tokenizer_file is None:
         raise UsageError(
             f"{loaded.name}: has no tokenizer to read a prompt with; give a run that was trained on text, or a model "

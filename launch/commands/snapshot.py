@@ -11,7 +11,6 @@ from jsonargparse import Namespace
 
 from ...errors import UsageError
 from ...measure.config import SnapshotConfig
-from ...measure.records import RunDir
 from ...trainer.config_parser import Parser
 from ..options import (
     add_data,
@@ -155,14 +154,13 @@ def run(options: Namespace) -> int:
 
 def _name_and_step(name: str, step: int | None) -> tuple[str, int | None]:
     """Return the model's name with a run's step in it, and the step to record for a model that has none itself."""
-    from ...trainer.by_name.model_names import open_source_with_birth
+    from ...trainer.by_name.names import at_step, read_name
 
     if step is None:
         return name, None
     if step < 0:
         raise UsageError(f"--step {step}: give 0 or more")
-    if RunDir.is_run(Path(name)):
-        return f"{name}@{step}", None
-    if open_source_with_birth(name) is not None:
+    kind = read_name(name).kind
+    if kind == "birth":
         raise UsageError(f"--step {step}: {name} says its step itself; leave one of them out")
-    return name, step
+    return (at_step(name, step), None) if kind == "run" else (name, step)

@@ -13,7 +13,9 @@ SUMMARY = "Check whether a certificate lists a checkpoint, and whether that desc
 
 def add_options(parser: Parser) -> None:
     """Add the options for the certificate, the checkpoint and the revealed seed."""
-    parser.add_argument("certificate", type=str, metavar="CERT", help="File that `certify` wrote.")
+    parser.add_argument(
+        "certificate", type=str, metavar="CERT", help="File that `certify` wrote, or a run that has one."
+    )
     parser.add_argument("checkpoint", type=str, metavar="MODEL", help=MODEL_NAMES[0].upper() + MODEL_NAMES[1:] + ".")
     parser.add_argument(
         "--reveal", type=int | None, metavar="SEED", help="The run's init_seed, with --salt or --secret."
@@ -27,9 +29,10 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Verify a checkpoint."""
-    from ...audit.certificate import read_secret, salt_of
+    from ...audit.certificate import CERTIFICATE, read_secret, salt_of
     from ...audit.certificate_check import Reveal, as_json, lines, verify
     from ...files import user_path
+    from ...measure.records import RunDir
     from ...report.terminal import print_json
 
     reveal = None
@@ -47,7 +50,8 @@ def run(options: Namespace) -> int:
     else:
         secret = read_secret(user_path(options.secret))
         reveal = Reveal(options.reveal, salt_of(secret["salt"], "--secret"), secret["data_order"])
-    found = verify(user_path(options.certificate), options.checkpoint, reveal)
+    file = user_path(options.certificate)
+    found = verify(file / CERTIFICATE if RunDir.is_run(file) else file, options.checkpoint, reveal)
     if options.json:
         print_json(as_json(found))
     else:

@@ -134,7 +134,7 @@ def test_it_goes_on_after_a_stop_and_notices_a_changed_source(source, going_on, 
     ("name", "overrides", "expected"),
     [
         ("{source}@5", None, "has checkpoints of steps 2, 4, 6"),
-        ("{source}@x", None, "has checkpoints of steps 2, 4, 6"),
+        ("{source}@x", None, "'x' is no step"),
         ("{source}/checkpoints", None, "neither a run, RUN@STEP, a checkpoint nor a folder of transformers"),
         ("{source}/nothing@2", None, "neither a run, RUN@STEP"),
         ("{source}", {"model.d_model": 32}, "model.d_model is 32, but --init_from"),

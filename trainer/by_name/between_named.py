@@ -14,11 +14,11 @@ from ...errors import RunError, UsageError
 from ...measure.config import SnapshotConfig
 from ...measure.model_pairs import AllPairs, Compared, Line, compare_readings, losses_on_line
 from ...measure.model_reading import ModelReading, read_model
-from ...measure.records import RunDir
 from ...metrics.two_models import FEWEST_EXAMPLES, minibatches
 from ..devices import device
 from .loaded_model import LoadedModel, TextProbe, default_seq_len, load_named, random_tokens, text_for
 from .model_names import vocabulary
+from .names import read_name
 
 
 def names_at_steps(names: Sequence[str], steps: str) -> dict[int, list[str]]:
@@ -33,9 +33,10 @@ def names_at_steps(names: Sequence[str], steps: str) -> dict[int, list[str]]:
     """
     runs = []
     for name in names:
-        if not RunDir.is_run(Path(name)):
+        found = read_name(name)
+        if found.kind != "run" or not found.is_whole:
             raise UsageError(f"--step {steps}: {name} is no run, and has no steps; leave one of them out")
-        runs.append(RunDir(Path(name)))
+        runs.append(found.run)
     there = [{0, *run.checkpoints_by_step()} for run in runs]
     if steps == "all":
         wanted = sorted(set.intersection(*there))

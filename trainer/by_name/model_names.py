@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,18 +12,15 @@ from typing import Any, NotRequired, TypedDict
 import torch
 
 from ...errors import RunError, UsageError
-from ...files import find_folder, read_json
+from ...files import read_json
 from ...measure.foreign import ForeignConfig, ForeignModel
 from ...measure.records import RunDir, step_of
 from ...models.adapters import base_digest, is_adapter
 from ...models.by_block import BlockWeights
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
-from ...models.exchange.gguf_header import names_gguf
 from ...models.exchange.gguf_model import kinds_of
-from ...models.exchange.hub import is_path
 from ...models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
-from ...schema import SEEDS, shown
 from .. import initial_model
 from ..checkpoints.folder_io import CheckpointWeights, find_checkpoint, load_model
 from ..checkpoints.state_file import BASE
@@ -32,7 +28,7 @@ from ..checkpoints.stored_tensors import CheckpointFolder, load_into
 from ..config import RunConfig
 from ..config_file import read_config
 from ..initial_model import initialize_model
-from .shipped_configs import find_config, shipped_config
+from .names import read_name
 from .transformers_folder import TheirFolder, find_their_folder
 
 
@@ -238,7 +234,8 @@ def no_such_model(name: str, error: UsageError) -> UsageError:
     """Turn ``error``, from the search for a model of ``transformers``, into the error for a path without any kind of
     model.
     """
-    if names_gguf(name) or (Path(name) / "config.json").is_file() or (not Path(name).exists() and not is_path(name)):
+    found = read_name(name)
+    if found.kind in ("gguf", "hub") or (found.path / "config.json").is_file():
         return error
     why = str(error).removeprefix(f"{name}: ")
     kinds = "neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"
@@ -249,57 +246,23 @@ def open_source_with_birth(name: str) -> SourceWithBirth | None:
     """Find a model with a config of this package; None if it is of ``transformers``, or not a model.
 
     Raises:
-        UsageError: a run without this step, a config that is impossible, a seed or step that is no number.
+        UsageError: a run without this step, a config that is impossible, a seed or step that is no number, or a folder
+            of this package without weights.
     """
-    average = _AVERAGED.fullmatch(name)
-    if average is not None and (found := _trained(average["of"])) is not None:
-        return _of_run(name, *found, average["kind"])
-    if (found := _trained(name)) is not None:
-        return _of_run(name, *found)
-    whole, (head, tail) = Path(name), _split(name)
-    for path, seed in ((whole, None), (head, tail)):
-        if (file := _config_file(path)) is not None:
-            config = initial_model.resolve_init_from(read_config(file))
-            return _at_birth(name, config, config.init_seed if seed is None else _number(name, seed, "seed"))
+    found = read_name(name)
+    if found.kind == "run":
+        return _of_run(name, found.run, found.number, found.average)
+    if found.kind == "birth":
+        config = initial_model.resolve_init_from(read_config(found.path))
+        return _at_birth(name, config, config.init_seed if found.number is None else found.number)
+    if found.kind == "checkpoint":
+        raise UsageError(f"{name}: is {found.in_words}, whose config says what it is; put it back, RUN/checkpoints/")
+    if found.kind in ("measured", "snapshot"):
+        raise UsageError(f"{name}: is {found.in_words}; birthmark report reads it, and a model is needed")
     return None
 
 
-#: A run or a checkpoint, and the average of its weights.
-_AVERAGED = re.compile(r"(?P<of>.+)@(?P<kind>ema|mean[1-9][0-9]{0,5})", re.ASCII)
-
-
-def _trained(name: str) -> tuple[RunDir, int | None] | None:
-    """Find the run, and the step if the name has one, of a run or a checkpoint; None for another name."""
-    whole, (head, tail) = Path(name), _split(name)
-    if RunDir.is_run(whole):
-        return RunDir(whole), None
-    if RunDir.is_run(head) and not _AVERAGED.fullmatch(name):
-        return RunDir(head), _number(name, tail, "step")
-    if (find_folder(whole) / "state.json").is_file() and RunDir.is_run(whole.parent.parent):
-        return RunDir(whole.parent.parent), step_of(whole)
-    return None
-
-
-def _config_file(path: Path) -> Path | None:
-    """Find a config file by path or by name; None if ``path`` is something else."""
-    if path.suffix in (".yaml", ".yml"):
-        return find_config(path)
-    return None if path.exists() else shipped_config(str(path))
-
-
-def _split(name: str) -> tuple[Path, str]:
-    head, _, tail = name.rpartition("@")
-    return Path(head or "@"), tail
-
-
-def _number(name: str, text: str, what: str) -> int:
-    # No step is larger than any seed.
-    if not text.isdecimal() or len(text) > len(str(SEEDS[1])) or int(text) > SEEDS[1]:
-        raise UsageError(f"{name}: {shown(text)} is no {what}: give a whole number up to {SEEDS[1]} after the @")
-    return int(text)
-
-
-def _of_run(name: str, run: RunDir, step: int | None, average: str = "") -> SourceWithBirth:
+def _of_run(name: str, run: RunDir, step: int | None, average: str) -> SourceWithBirth:
     config = read_config(run.config)
     tokenizer = run.own_tokenizer()
     if step == 0 and average:

@@ -72,6 +72,8 @@ def find_config(name: str | Path, kind: Literal["run", "study"] = "run") -> Path
     """
     path = Path(name)
     if path.exists() and not path.is_dir():
+        if path.suffix == ".gguf":
+            raise UsageError(f"{name}: is a GGUF model, and a config is needed; give a YAML file")
         return path
     shipped = shipped_config(str(name), kind)
     if shipped is not None:
@@ -83,6 +85,11 @@ def find_config(name: str | Path, kind: Literal["run", "study"] = "run") -> Path
         raise UsageError(f"{name}: is a folder {why}; give a YAML file")
     if kind == "study" and path.stem in _MOVED:
         raise UsageError(f"{name}: no such file; in the repository it is {_MOVED[path.stem]}")
+    head, at, tail = str(name).rpartition("@")
+    if at and kind == "run" and RunDir.is_run(Path(head)):
+        raise UsageError(f"{name}: is a checkpoint, and a config is needed; give {head} for that of its run")
+    if at and kind == "run" and (Path(head).is_file() or shipped_config(head) is not None):
+        raise UsageError(f"{name}: is a birth, and a config is needed; give {head}, and init_seed {tail} beside it")
     wanted = [config.name for config in shipped_configs() if (config.kind == "study") == (kind == "study")]
     short = {full.rpartition("/")[2]: full for full in wanted}
     close = difflib.get_close_matches(path.stem, short, n=1, cutoff=0.7)
