@@ -42,7 +42,7 @@ def resolve_home(arguments: Sequence[str]) -> list[str]:
 
 def named_arguments(parser: Parser) -> dict[str, Action]:
     """Return the options that stand for an argument without dashes, each with the argument; ``--config`` → CONFIG."""
-    known, found = parser._option_string_actions, {}
+    known, found = parser._option_string_actions, dict[str, Action]()
     for action in parser._actions:
         is_bare = action.dest == parser.bare
         if action.option_strings and not is_bare:
