@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -19,9 +19,9 @@ else:
 class TrainerSnapshot(TrainerCallback):
     """Callback for ``Trainer(callbacks=[…])``: snapshots at birth, every ``every`` optimizer steps and at the end.
 
-    Scalars go to ``trainer.log``: into ``log_history`` under their names, and to the trainer's reports, which may add a
-    prefix. Training is not affected; a failed measurement ends it only if the recorder's config has ``on_error:
-    raise``.
+    Trainers of ``trl`` take it too. Scalars go where ``Trainer.log`` writes: into ``log_history`` under their names,
+    and to the trainer's reports, which may add a prefix. Training is not affected; a failed measurement ends it only if
+    the recorder's config has ``on_error: raise``.
 
     Args:
         recorder: folder of the snapshots, or a recorder that takes and writes them; its text is read by the trainer's
@@ -94,7 +94,11 @@ class TrainerSnapshot(TrainerCallback):
             return
         # Logging anything counts as having logged this step: its loss would be left out.
         should_log = control.should_log
-        self.trainer.log(snapshot.scalars())
+        from transformers import Trainer
+
+        # A subclass may empty what it has gathered into every row that it logs, as those of trl do: it is for the loss.
+        log = partial(Trainer.log, self.trainer) if isinstance(self.trainer, Trainer) else self.trainer.log
+        log(snapshot.scalars())
         control.should_log = should_log
 
 

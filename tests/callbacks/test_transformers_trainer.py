@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
@@ -295,6 +296,95 @@ def test_text_is_read_by_the_trainers_own_tokenizer(llama, word_tokenizer, argum
     without = SnapshotRecorder(tmp_path / "bias", small_probe)
     bias_callback(trainer, without, every=1)
     assert without.tokenizer is None
+
+
+class Gathers(transformers.Trainer):
+    """Averages a figure of its steps into the next row that it logs, as the trainers of trl do."""
+
+    def compute_loss(self, *args, **kwargs):
+        self.seen = [*getattr(self, "seen", ()), self.state.global_step]
+        return super().compute_loss(*args, **kwargs)
+
+    def log(self, logs, *args, **kwargs):
+        super().log(logs | {"seen": len(self.seen)}, *args, **kwargs)
+        self.seen = []
+
+
+def test_what_a_trainer_gathers_for_its_rows_stays_there(llama, token_batches, small_probe, arguments, tmp_path):
+    def rows(*callbacks):
+        settings, data = arguments(logging_steps=2), Tokens(token_batches)
+        trainer = Gathers(llama(), settings, train_dataset=data, callbacks=[*callbacks])
+        trainer.train()
+        return [row for row in trainer.state.log_history if "loss" in row]
+
+    assert rows(TrainerSnapshot(tmp_path / "bias", every=1, config=small_probe)) == rows()
+
+
+@pytest.mark.slow
+def test_the_trainer_of_trl(tmp_path):
+    """Tried with trl 1.16: text in rows, its own tokenizer, its figures and the snapshots' side by side."""
+    trl = pytest.importorskip("trl", reason="trl is no dependency: pip install trl")
+    text = Path(transformers.__file__).parent / "trainer.py"
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.train([str(text)], trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="<s>")
+    rows = [line for line in text.read_text().splitlines() if len(line) > 20][:80]
+
+    def train(*callbacks):
+        transformers.set_seed(0)
+        sizes = {"n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 1}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(tokenizer), **sizes))
+        settings = trl.SFTConfig(
+            output_dir=str(tmp_path / "out"), max_steps=10, per_device_train_batch_size=4, max_length=32, use_cpu=True,
+            bf16=False, report_to="none", save_strategy="no", logging_steps=5, disable_tqdm=True, packing=True,
+        )  # fmt: skip
+        trainer = trl.SFTTrainer(
+            model,
+            settings,
+            train_dataset=datasets.Dataset.from_dict({"text": rows}),
+            processing_class=tokenizer,
+            callbacks=list(callbacks),
+        )
+        trainer.train()
+        return trainer
+
+    with pytest.warns(UserWarning, match="64 positions, and this model 32: it is shortened"):
+        measured = train(TrainerSnapshot(tmp_path / "bias", every=5, text=str(text)))
+    left = train()
+    assert logged(measured, "bias_text/sink_mass").keys() == {0, 5, 10}
+    for key in ("loss", "mean_token_accuracy", "entropy", "num_tokens"):
+        assert logged(measured, key) == logged(left, key)
+        assert logged(left, key).keys() == {5, 10}
+    pairs = zip(measured.model.parameters(), left.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.fixture
+def accelerator():
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield Accelerator(cpu=True, mixed_precision="bf16")
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_loop_of_accelerate_is_measured_in_the_precision_of_the_weights(
+    accelerator, llama, token_batches, small_probe, tmp_path
+):
+    """Its prepared model runs under autocast. On several processes it is in DistributedDataParallel besides."""
+    bare, recorder = llama(), SnapshotRecorder(tmp_path / "bias", small_probe)
+    model, optimizer = accelerator.prepare(llama(), torch.optim.SGD(llama().parameters()))
+    assert optimizer is not None
+    found = recorder.take(model, 0).bias
+    birth = birth_reference(ForeignModel(bare), PROBE, 4)
+    assert found == measure(ForeignModel(bare), PROBE, birth, batch_size=4).scalars
+    batch = token_batches[0]
+    accelerator.backward(model(input_ids=batch, labels=batch).loss)
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+    recorder.take(model, 1)
+    assert [snapshot.step for snapshot in recorder.run.snapshots()] == [0, 1]
 
 
 @pytest.mark.heavy
