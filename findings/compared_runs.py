@@ -131,7 +131,8 @@ def paired_differences(runs: Sequence[RunHistory], groups: Sequence[str]) -> lis
     """Return (first group, second group, differences) for groups with common seeds, the first ones first."""
     by_group: dict[str, dict[Any, _Recorded]] = {}
     for run, group in zip(runs, groups, strict=True):
-        seed = run.birth.get("init_seed")
+        # Trainings from one model begin alike, whatever seed their certificates have.
+        seed = run.birth.get("init_from") or run.birth.get("init_seed")
         if seed is not None and seed not in (of_group := by_group.setdefault(group, {})):
             of_group[seed] = _Recorded.of(run)
     found = []
@@ -230,7 +231,7 @@ def comparison_in_words(runs: Sequence[RunHistory], groups: Sequence[str]) -> li
     a, b = runs
     rests_on = "they share no seed, so that the difference may be the seed's"
     if groups[0] == groups[1]:
-        rests_on = "they differ in their seed alone, so that the difference is its chance"
+        rests_on = "they differ in no field but seeds, so that the difference is chance"
     differences = _differences([(_Recorded.of(a), _Recorded.of(b))])
     return [comparison_sentence(a.name, b.name, differences, rests_on)] if differences else []
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..files import read_text
-from ..findings.history import RunHistory
+from ..findings.history import BIRTH, RunHistory, Start, start_of
 from ..measure.records import RunDir, Snapshot, metrics_by_step
 from ..metrics.quantities import MEASURED
 from ..metrics.quantity import Quantity
@@ -72,8 +72,10 @@ def declared_quantities(snapshots: Iterable[Snapshot]) -> dict[str, Quantity]:
     return found
 
 
-def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Build the rows of snapshots that were read already; see `snapshot_rows`."""
+def join_rows(
+    snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, float]], start: Start = BIRTH
+) -> list[dict[str, Any]]:
+    """Build the rows of snapshots that were read already, of a training from ``start``; see `snapshot_rows`."""
     by_step: dict[int, Snapshot | None] = {snapshot.step: snapshot for snapshot in snapshots}
     last = max([*by_step, *metrics], default=0)
     if metrics and last not in by_step:
@@ -83,7 +85,7 @@ def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, 
         snapshot = by_step[step]
         row: dict[str, Any] = {
             "step": step,
-            "label": "birth" if step == 0 else "end" if step == last else "step",
+            "label": start.label if step == 0 else "end" if step == last else "step",
             "tokens": snapshot.summary.get("tokens") if snapshot else metrics[step].get("train/tokens"),
         }
         row |= {row_key(name): metrics.get(step, {}).get(name) for name in _LOSSES}
@@ -98,13 +100,14 @@ def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, 
 def snapshot_rows(run: RunDir) -> list[dict[str, Any]]:
     """Read one row per snapshot of ``run``, in step order.
 
-    A row holds ``step``, ``label`` (``birth``, ``step``, ``end``), ``tokens``, the losses of metrics.jsonl at exactly
-    that step (``val_loss``, ``train_loss``, ``val_bits_per_byte``, ``val_loss_trigger``; None if that step has none),
-    the figures of the lineage test if it was on (``seedprint_z`` and the like) and
-    every scalar of the snapshot under its own name, those of the text probe with ``text_`` before it. If training went
-    on after the last snapshot, a last row has the losses of the end.
+    A row holds ``step``, ``label`` (``birth``, ``step``, ``end``; ``start`` of a training from another model),
+    ``tokens``, the losses of metrics.jsonl at exactly that step (``val_loss``, ``train_loss``, ``val_bits_per_byte``,
+    ``val_loss_trigger``; None if that step has none), the figures of the lineage test if it was on (``seedprint_z`` and
+    the like) and every scalar of the snapshot under its own name, those of the text probe with ``text_`` before it. If
+    training went on after the last snapshot, a last row has the losses of the end.
     """
-    return join_rows(run.snapshots(), metrics_by_step(run))
+    birth = {} if run.is_foreign else run.read_birth()
+    return join_rows(run.snapshots(), metrics_by_step(run), start_of(birth))
 
 
 # ---------------------------------------------------------------- runs
@@ -120,7 +123,7 @@ def read_runs(runs: Sequence[RunDir]) -> list[RunHistory]:
     for index, (run, name) in enumerate(zip(runs, _names(runs), strict=True)):
         birth = {} if run.is_foreign else run.read_birth()
         metrics, snapshots = metrics_by_step(run), run.snapshots()
-        rows = join_rows(snapshots, metrics)
+        rows = join_rows(snapshots, metrics, start_of(birth))
         config = "" if run.is_foreign else read_text(run.config)
         histories.append(RunHistory(index, name, run, birth, config, metrics, snapshots, rows))
     return histories

@@ -34,7 +34,13 @@ class TokenPath:
 
 @in_our_style
 def draw_rank_paths(
-    steps: Sequence[float], paths: Sequence[TokenPath], *, run: int, top: int, linear_until: float | None = None
+    steps: Sequence[float],
+    paths: Sequence[TokenPath],
+    *,
+    run: int,
+    top: int,
+    linear_until: float | None = None,
+    start: str = "birth",
 ) -> Figure:
     """Draw the ranks of birth's and of today's ``top`` favourites over training; evenly spaced down to ``top``,
     logarithmic below.
@@ -62,7 +68,7 @@ def draw_rank_paths(
     axes.tick_params(axis="y", length=0, labelleft=False)
     axes.set_title("rank in p̄")
     axes.axhspan(0.6, top + 0.5, color=MUTED, alpha=0.1, linewidth=0, zorder=0)
-    colours = {"among birth's favourites": run_colour(run), "favourites now only": MUTED}
+    colours = {f"among {start}'s favourites": run_colour(run), "favourites now only": MUTED}
     add_legend(figure, [(label, legend_line(color=colour)) for label, colour in colours.items()])
     return figure
 

@@ -103,7 +103,15 @@ def _draw_ranks(run: RunHistory, linear_until: float | None) -> Drawing | None:
     if not paths or not np.isfinite([path.ranks for path in paths]).all():
         return None
     steps = [snapshot.step for snapshot in snapshots]
-    figure = later(draw_rank_paths, steps, paths, run=run.index, top=_FAVOURITES, linear_until=linear_until)
+    figure = later(
+        draw_rank_paths,
+        steps,
+        paths,
+        run=run.index,
+        top=_FAVOURITES,
+        linear_until=linear_until,
+        start=run.start.label if run.start.is_birth else "the start",
+    )
     axes = [{"token": list(tokens), "text": [path.text for path in paths]}, {"step": steps}]
     return figure, [LabelledArray("rank", np.array([path.ranks for path in paths]), axes)]
 

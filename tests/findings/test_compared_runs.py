@@ -121,7 +121,7 @@ def test_one_sentence_compares_two_configs(runs):
     )
     (seeds,) = comparison_in_words(runs[1::-1], ["a", "a"])
     assert seeds.startswith("a has less sink mass than a-1 (0.100 against 0.200)")
-    assert seeds.endswith("they differ in their seed alone, so that the difference is its chance.")
+    assert seeds.endswith("they differ in no field but seeds, so that the difference is chance.")
     (strangers,) = comparison_in_words([runs[0], runs[4]], ["a", "b"])
     assert strangers.endswith("they share no seed, so that the difference may be the seed's.")
     assert comparison_in_words(runs[:1], ["a"]) == []

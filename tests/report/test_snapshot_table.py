@@ -11,6 +11,7 @@ from rich.console import Console
 from birthmark.files import write_json, write_text
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.run_history import read_runs, snapshot_rows
+from birthmark.report.run_page import summarise
 from birthmark.report.snapshot_table import print_table
 from birthmark.report.text import MISSING, format_p, format_value
 from birthmark.report.verdicts import lineage_figure, of_run
@@ -176,6 +177,9 @@ def test_an_arrow_leads_from_a_birth_where_there_is_one(run, tmp_path):
     # What a run with --init_from starts from is no birth.
     write_json(run.birth, {"digest": "0" * 64, "init_seed": 0, "n_params": 1, "init_from": "a/model"})
     assert ratio_of(run) == ("12.35 → 12.35", "V · max p̄, the model it started from → now; 1 is none")
+    assert [row["label"] for row in snapshot_rows(run)] == ["start", "step", "end"]
+    (told,) = summarise([run])["runs"]
+    assert (told["init_seed"], told["init_from"], told["rows"][0]["label"]) == (None, "a/model", "start")
     # Attached late: the first snapshot is no birth either.
     late = RunDir(tmp_path / "late")
     for step, ratio in ((500, 9.0), (1000, 11.0)):
