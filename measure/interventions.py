@@ -103,6 +103,7 @@ def intervene(
     documents_NT: np.ndarray | None = None,
     is_text: bool = False,
     batch_size: int = 64,
+    alone: PassFigures | None = None,
     advance: Callable[[int], object] = lambda n_passes: None,
 ) -> Intervened:
     """Read a probe with a model unchanged, and once for each dose with blocks of it changed.
@@ -115,6 +116,7 @@ def intervene(
         documents_NT: numbers of the tokens' documents, −1 of padding, whose prediction does not count.
         is_text: if the loss of the next tokens is meaningful.
         batch_size: sequences in one pass, at most; the result does not depend on it.
+        alone: figures of the unchanged model on this probe, with the same watched keys; by default they are measured.
         advance: called with the number of finished passes.
 
     Raises:
@@ -125,10 +127,10 @@ def intervene(
     what.check(model.config, seq_len)
     _check_seen(model, what, seq_len)
     probe = _Probe(probe_NT, documents_NT, is_text, batch_size)
-    found: list[PassFigures] = []
+    found = [] if alone is None else [alone]
     with evaluation_mode(model):
         means = {} if what.means.follows_change(what) else _means(model, what, probe, random_NT)
-        for dose in (None, *what.doses):
+        for dose in (*((None,) if alone is None else ()), *what.doses):
             if dose is not None and what.means.follows_change(what):
                 means = _means_while_changed(model, what, dose, probe)
             readings = _read(model, what, dose, means, probe)

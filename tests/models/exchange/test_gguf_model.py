@@ -16,12 +16,12 @@ from birthmark.models.exchange.gguf_file import write_gguf
 from birthmark.models.exchange.gguf_header import kinds_in_words
 from birthmark.models.exchange.gguf_model import (
     GGUF_TENSORS,
-    READ,
     gguf_files,
     gguf_folder,
     kinds_of,
     open_weights,
 )
+from birthmark.models.exchange.gguf_tensors import READ
 from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained
 from birthmark.trainer.by_name.transformers_folder import find_their_folder
 
