@@ -1,0 +1,52 @@
+"""Controls of the study of real models: drawn by a seed, never what they are controls of; changed copies of a model."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from birthmark.models.config import ModelConfig
+from birthmark.research.real_models.ablations import ABLATIONS, N_CONTROLS, Suspect, _Setting, _summary
+from birthmark.research.real_models.variants import VARIANTS
+
+
+def test_controls_are_others_of_the_same_kind():
+    at = _Setting(ModelConfig(d_model=32, n_layers=4, d_ff=64), Suspect(3, (7, 9), (2, 3), (1, 5, 7, 9), 11), 64)
+    for name, plan in ABLATIONS.items():
+        what, controls = plan(at)
+        what.check(at.config, at.seq_len)
+        assert len({(c.units, c.channels, c.positions) for c in controls}) == N_CONTROLS
+        for control in controls:
+            control.check(at.config, at.seq_len)
+            assert (control.kind, control.layers, control.fill) == (what.kind, what.layers, what.fill)
+            assert not {1, 5, 7, 9} & set(control.units) or what.kind != "ablate_unit"
+            assert 11 not in control.channels
+            assert 0 not in control.positions
+            assert len(control.units) == len(what.units)
+        assert plan(at)[1] == controls, name
+
+
+def test_an_ablation_is_held_against_the_largest_control():
+    def figures(after, loss):
+        return {"key_0": [0.5, after], "key_0_in_later_blocks": [0.6, after], "loss_increase": [loss, 0.1]}
+
+    found = _summary(figures(0.1, 1.0), [figures(0.4, -2.0), figures(0.5, 0.1), figures(0.45, 0.2)])
+    assert np.isclose([found["key_0"][k] for k in ("change", "median", "largest")], [0.4, 0.05, 0.1]).all()
+    assert found["key_0"]["as_large"] == 0
+    assert found["loss"] == {"change": 1.0, "median": 0.2, "largest": 2.0, "as_large": 1}
+
+
+def test_copies_change_matrices_alone():
+    torch.manual_seed(0)
+    model = torch.nn.Module()
+    model.inner, model.head = torch.nn.Linear(20, 10), torch.nn.Linear(10, 3)
+    model.get_decoder = lambda: SimpleNamespace(modules=lambda: [model.inner])
+    before, head = model.inner.weight.detach().clone(), model.head.weight.detach().clone()
+    VARIANTS["pruned"].change(model, None, None)
+    pruned = model.inner.weight.detach()
+    assert (pruned == 0).sum() == 60
+    assert before[pruned == 0].abs().max() < before[pruned != 0].abs().min()
+    assert torch.equal(pruned[pruned != 0], before[pruned != 0])
+    VARIANTS["w4"].change(model, None, None)
+    assert all(len(row.unique()) <= 15 for row in model.inner.weight.detach())
+    assert torch.equal(model.head.weight.detach(), head)
