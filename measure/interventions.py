@@ -127,10 +127,11 @@ def intervene(
     what.check(model.config, seq_len)
     _check_seen(model, what, seq_len)
     probe = _Probe(probe_NT, documents_NT, is_text, batch_size)
-    found = [] if alone is None else [alone]
+    found: list[PassFigures] = [] if alone is None else [alone]
+    doses: list[float | None] = [*what.doses] if found else [None, *what.doses]
     with evaluation_mode(model):
         means = {} if what.means.follows_change(what) else _means(model, what, probe, random_NT)
-        for dose in (*((None,) if alone is None else ()), *what.doses):
+        for dose in doses:
             if dose is not None and what.means.follows_change(what):
                 means = _means_while_changed(model, what, dose, probe)
             readings = _read(model, what, dose, means, probe)

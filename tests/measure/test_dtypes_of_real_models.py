@@ -40,7 +40,8 @@ SPECTRAL = {"effective_rank", "singular_values"}
 #: What docs/measuring.md states for each dtype: largest differences of these kinds, and of all other quantities.
 STATED = {
     torch.float32: {"chosen": 1e-3, "named": 0.02, "spectral": 0.05, "other": 1e-4},
-    torch.bfloat16: {"chosen": 0.5, "named": 0.5, "spectral": 0.05, "other": 0.5},
+    # In bfloat16 the last block takes 25,000 off the stream, where the spacing is 128, and leaves 4,800.
+    torch.bfloat16: {"chosen": 0.5, "named": 0.5, "spectral": 0.1, "other": 0.5},
     torch.float16: {"chosen": 0.05, "named": 0.1, "spectral": 0.05, "other": 0.05},
 }
 EPSILON = 0.3
@@ -321,7 +322,9 @@ def test_every_quantity_is_that_of_eager_transformers(name, dtype, seq_len, eage
         found = measure(ForeignModel(model), probe, batch_size=batch_size, sink_epsilon=EPSILON)
         off = differences(found, expected)
         for one in STATED[dtype]:
-            record_property(f"{one}, batch {batch_size}", max(off[quantity] for quantity in off if kind(quantity) == one))
+            record_property(
+                f"{one}, batch {batch_size}", max(off[quantity] for quantity in off if kind(quantity) == one)
+            )
         worst = {quantity: value for quantity, value in off.items() if not value <= STATED[dtype][kind(quantity)]}
         assert not worst
     if dtype != torch.float32:
