@@ -31,10 +31,10 @@ _AFTER = """
 open {page} in a browser. Next, which of two births is it from?
   birthmark fingerprint {run} {config}@0 {config}@1
 the same birth without a sink, side by side:
-  birthmark pretrain --config {config} --model.attention.aggregation headnorm --run_dir {twin}
+  birthmark pretrain {config} --model.attention.aggregation headnorm --run_dir {twin}
   birthmark report {run} {twin} --out both.html
 text instead of a task, for minutes; and what this machine can do:
-  birthmark pretrain --config demo
+  birthmark pretrain demo
   birthmark doctor
 """
 

@@ -71,14 +71,14 @@ def test_fish_completes_a_field():
 @pytest.mark.parametrize(
     ("line", "expected", "never"),
     [
-        ("birthmark pret", {"pretrain"}, "plan"),
         ("birthmark ", {"pretrain", "configs", "completion"}, "--trainer.max_steps"),
         ("birthmark pretrain --trainer.precision ", {"auto", "fp32", "bf16", "fp8"}, "fp16"),
-        ("birthmark pretrain --config de", {"demo"}, "studies/sinks"),
-        ("birthmark describe models/llama-", {"models/llama-60m"}, "demo"),
+        ("birthmark pretrain de", {"demo"}, "studies/sinks"),
+        ("birthmark describe --config models/llama-", {"models/llama-60m"}, "demo"),
+        ("birthmark sample --ru", {"--run", "--runs"}, "--prompt"),
         ("birthmark ablate studies/s", {"studies/sinks", "studies/seedprint"}, "demo"),
         ("birthmark intervene x --kind ", {"mask", "amplify", "scale"}, "--layer"),
-        ("birthmark fingerprint --nu", {"--null", "--null_seed"}, "--kin"),
+        ("birthmark fingerprint --null-", {"--null_seed"}, "--null"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
