@@ -28,6 +28,7 @@ from ..models.exchange.gguf_model import GGUF_TENSORS, gguf_files, gguf_folder
 from ..models.exchange.hub import downloaded
 from ..trainer.by_name.model_names import vocabulary
 from ..trainer.by_name.names import ModelName, read_name
+from ..trainer.checkpoints.stored_run import fetch_checkpoint
 from ..trainer.checkpoints.stored_tensors import CheckpointFolder
 from ..trainer.config import RunConfig
 from ..trainer.config_file import read_config
@@ -219,7 +220,11 @@ def _born(name: str, birth: Birth) -> Member:
 
 
 def _local(name: str, folder: Path, place: Place | None) -> Member:
-    return Member(name, place, lambda: nullcontext(gguf_folder(files) if (files := gguf_files(folder)) else folder))
+    def here() -> AbstractContextManager[Path]:
+        fetch_checkpoint(folder)
+        return nullcontext(gguf_folder(files) if (files := gguf_files(folder)) else folder)
+
+    return Member(name, place, here)
 
 
 def listed_but_absent(names: Sequence[str]) -> list[str]:

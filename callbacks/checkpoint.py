@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, cast
 
 import lightning as L
@@ -28,6 +29,16 @@ class _Writer(Protocol):
         """Wait, after a failure of the run; raises nothing."""
 
 
+class _Upload(Protocol):
+    """A copier of whole checkpoints, in a thread of its own."""
+
+    busy: Path | None
+    """Checkpoint that is being copied."""
+
+    def wake(self) -> None:
+        """Copy what is new."""
+
+
 def _writer(trainer: L.Trainer) -> _Writer:
     return cast(_Writer, trainer.strategy.checkpoint_io)
 
@@ -41,6 +52,7 @@ class Checkpoint(MilestoneCallback):
         keep_last: number of latest ones to keep; None keeps all.
         keep_every: also keep older ones whose step is a multiple of this.
         say: called with a line for each old one that could not be deleted.
+        upload: copier of whole checkpoints to a store, if there is one.
     """
 
     def __init__(
@@ -51,14 +63,16 @@ class Checkpoint(MilestoneCallback):
         keep_last: int | None = None,
         keep_every: int | None = None,
         say: Callable[[str], None] = print,
+        upload: _Upload | None = None,
     ) -> None:
         super().__init__(every, at_birth=False)
         self.run, self.keep_last, self.keep_every, self.say = run, keep_last, keep_every, say
+        self.upload = upload
         self._saved: int | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Have old checkpoints deleted whenever a new one is complete."""
-        _writer(trainer).on_complete = self._delete_old
+        """Have a new checkpoint copied once it is complete, and old ones deleted."""
+        _writer(trainer).on_complete = self._on_complete
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Write it, unless it was written first."""
@@ -76,6 +90,11 @@ class Checkpoint(MilestoneCallback):
         """Complete the checkpoint before a failure, if possible."""
         _writer(trainer).settle(exception)
 
+    def _on_complete(self) -> None:
+        if self.upload is not None:
+            self.upload.wake()
+        self._delete_old()
+
     def _delete_old(self) -> None:
         """Delete old checkpoints. A failure is reported and does not end the run: its new checkpoint is complete."""
         if self.keep_last is None:
@@ -90,7 +109,9 @@ class Checkpoint(MilestoneCallback):
             self.say(f"{folder}: trainer.keep_last cannot look for old checkpoints ({error}); the run goes on")
             return
         for old in there[: -self.keep_last]:
-            if self.keep_every is None or step_of(old) % self.keep_every:
+            # One that is on its way to a store goes when the next is complete.
+            busy = self.upload is not None and self.upload.busy == old
+            if not busy and (self.keep_every is None or step_of(old) % self.keep_every):
                 try:
                     delete_folder(old)
                 except OSError as error:

@@ -1,4 +1,4 @@
-"""Remote corpora: files named by URLs, copied once per node into ``data.cache_dir``, through fsspec.
+"""Stores behind URLs, through fsspec; and corpora in them, copied once per node into ``data.cache_dir``.
 
 A copy is tied to the URL and the store's facts about the file (size, ETag, time of the last change): when they change,
 it is made again. It is checked against the promised size, and appears whole or not at all.
@@ -7,6 +7,7 @@ it is made again. It is checked against the promised size, and appears whole or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
@@ -39,7 +40,7 @@ _PACKAGES = {
 }
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A file of a remote store."""
 
     key: str
@@ -76,7 +77,7 @@ def localised(config: DataConfig) -> DataConfig:
 
 def fetched(url: str, config: DataConfig) -> Path:
     """Copy a remote file or folder and return the copy's path; see `localised`."""
-    store = _Store(url, config.timeout_s)
+    store = Store(url, config.timeout_s)
     files = store.files()
     cache_dir = user_path(config.cache_dir)
     copies = [_copied(store, found, cache_dir, config.verify) for found in files]
@@ -100,7 +101,7 @@ def fetched(url: str, config: DataConfig) -> Path:
     return file if file.is_file() else whole
 
 
-def _copied(store: _Store, found: _Found, cache_dir: Path, verify: str) -> Path:
+def _copied(store: Store, found: Found, cache_dir: Path, verify: str) -> Path:
     name = PurePosixPath(found.key).name
     said = {key: str(found.facts[key]) for key in _IDENTITY if found.facts.get(key) is not None}
     folder = cache_dir / f"remote-{fingerprint(url=found.path, protocol=store.protocol, said=said, format=1)[:16]}"
@@ -114,14 +115,24 @@ def _copied(store: _Store, found: _Found, cache_dir: Path, verify: str) -> Path:
     return copy
 
 
-class _Store:
-    """File system of one URL, with three tries per request, each ended after ``timeout_s`` without a sign of life."""
+class Store:
+    """File system of one URL, with three tries per request, each ended after ``timeout_s`` without a sign of life.
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    Args:
+        url: a file, or a folder of files.
+        timeout_s: seconds without a sign of life after which a request is given up.
+        field: field of a config that names the URL, for messages.
+        patience: field that sets ``timeout_s``, if there is one.
+
+    Raises:
+        UsageError: a protocol that is unknown, or whose package is missing.
+    """
+
+    def __init__(self, url: str, timeout_s: float, field: str = "data.path", patience: str = "data.timeout_s") -> None:
         import fsspec
 
         url = keep_credentials(url)
-        self.url, self.timeout_s = url, timeout_s
+        self.url, self.timeout_s, self.field, self.patience = url, timeout_s, field, patience
         self.protocol = url.partition("://")[0].lower()
         # HTTP's stand beside the address, which then names a file and its listing alike.
         address = url if self.protocol in ("http", "https") else with_credentials(url, credentials_of(url))
@@ -130,9 +141,9 @@ class _Store:
         except (ImportError, ValueError) as error:
             package = _PACKAGES.get(self.protocol)
             if package is None and isinstance(error, ValueError):
-                raise UsageError(f"data.path: {url}: {self.protocol}:// is no protocol that fsspec knows") from None
+                raise UsageError(f"{self.field}: {url}: {self.protocol}:// is no protocol that fsspec knows") from None
             mend = f"pip install {package or self.protocol}"
-            raise UsageError(f"data.path: {url}: {self.protocol}:// needs a package; {mend}") from None
+            raise UsageError(f"{self.field}: {url}: {self.protocol}:// needs a package; {mend}") from None
 
     def _options(self) -> dict[str, Any]:
         if self.protocol not in ("http", "https"):
@@ -171,65 +182,119 @@ class _Store:
 
     def strange_name(self, why: str) -> UsageError:
         """Make the error for a file whose name leads out of the folder."""
-        return UsageError(f"data.path: {self.url}: what is there names {why}")
+        return UsageError(f"{self.field}: {self.url}: what is there names {why}")
 
-    def files(self) -> list[_Found]:
+    def files(self) -> list[Found]:
         """List the file, or the files of the folder, that the URL names; a ``.bin`` with the ``.idx`` beside it."""
         if not self.url.endswith("/"):
             facts = self._facts(self._root)
             if facts.get("type") != "directory":
-                return [_Found(_name(self.url), self._root, facts), *self._beside()]
+                return [Found(_name(self.url), self._root, facts), *self._beside()]
         found = self._asked(self.url, lambda _: self._fs.find(self._root, detail=True))
         root = self._root.rstrip("/") + "/"
-        files = [_Found(path.removeprefix(root), path, facts) for path, facts in sorted(found.items())]
+        files = [Found(path.removeprefix(root), path, facts) for path, facts in sorted(found.items())]
         # Entries of a page that lead elsewhere, and hidden files, are no part of it.
         files = [file for file in files if not any(part.startswith(".") for part in file.key.split("/"))]
         files = [file for file in files if "://" not in file.key and "?" not in file.key]
         if not files:
-            raise UsageError(f"data.path: {self.url}: no files there; name a file, or a folder that has some")
+            raise UsageError(f"{self.field}: {self.url}: no files there; name a file, or a folder that has some")
         if self.protocol in ("http", "https"):  # a page says nothing of its files
             files = [file._replace(facts=self._facts(file.path)) for file in files]
         return files
 
-    def _beside(self) -> Iterator[_Found]:
+    def _beside(self) -> Iterator[Found]:
         other = {".bin": ".idx", ".idx": ".bin"}.get(PurePosixPath(_name(self.url)).suffix)
         if other is None:
             return
         path = self._root.removesuffix(PurePosixPath(_name(self.url)).suffix) + other
         try:
-            yield _Found(_name(path), path, self._facts(path))
+            yield Found(_name(path), path, self._facts(path))
         except UsageError:
             return  # nanoGPT's and llm.c's files stand alone
 
     def _facts(self, path: str) -> dict[str, Any]:
         return dict(self._asked(path, lambda _: self._fs.info(path)))
 
-    def copy(self, found: _Found, to: Path) -> None:
+    def copy(self, found: Found, to: Path) -> None:
         """Copy a file.
 
         Raises:
             UsageError: the file is gone, or forbidden.
             RunError: the download hangs, or the file cannot be read.
         """
-        from fsspec.callbacks import Callback
-
-        class Progress(Callback):
-            def __init__(self, alive: Callable[[], None]) -> None:
-                super().__init__()
-                self._alive = alive
-
-            def relative_update(self, inc: int = 1) -> None:
-                self._alive()
 
         def attempt(alive: Callable[[], None]) -> None:
-            self._fs.get_file(found.path, str(to), callback=Progress(alive))
+            self._fs.get_file(found.path, str(to), callback=_progress(alive))
             size, promised = to.stat().st_size, found.facts.get("size")
             if promised is not None and size != promised:
                 raise OSError(f"{size} bytes came, {promised} were promised")
 
         self._asked(found.path, attempt)
 
-    def _asked(self, path: str, work: Callable[[Callable[[], None]], Any]) -> Any:
+    # ── a folder that is written to ──────────────────────────────────────────────────────────────────────────────
+
+    def listed(self) -> dict[str, Found]:
+        """List all files below the URL by key, as the store has them now; none if there is no such folder.
+
+        Raises:
+            UsageError: it is forbidden, or there is no such bucket.
+            RunError: the store does not answer, or fails.
+        """
+
+        def find(_: Callable[[], None]) -> dict[str, Any]:
+            self._fs.invalidate_cache()
+            # Some stores answer the listing of a folder that does not exist with an error, others with nothing.
+            return dict(self._fs.find(self._root, detail=True)) if self._fs.exists(self._root) else {}
+
+        root = self._root.rstrip("/") + "/"
+        found = self._asked(self.url, find)
+        return {path.removeprefix(root): Found(path.removeprefix(root), path, facts) for path, facts in found.items()}
+
+    def put(self, key: str, content: Path | bytes) -> None:
+        """Write a file below the URL, whole; the store must then say the size that was sent.
+
+        Raises:
+            UsageError: it is forbidden, or there is no such bucket.
+            RunError: the store does not answer, fails, or says another size.
+        """
+        path = f"{self._root.rstrip('/')}/{key}"
+
+        def attempt(alive: Callable[[], None]) -> None:
+            if isinstance(content, Path):
+                self._fs.put_file(str(content), path, callback=_progress(alive))
+            else:
+                if not self._fs.async_impl:  # a store of objects has no folders, and some would make a bucket
+                    self._fs.makedirs(self._fs._parent(path), exist_ok=True)
+                self._fs.pipe_file(path, content)
+            self._fs.invalidate_cache(self._fs._parent(path))
+            sent, said = content.stat().st_size if isinstance(content, Path) else len(content), self._fs.info(path)
+            if said.get("size") not in (None, sent):
+                raise OSError(f"{sent} bytes were sent, and the store says {said['size']}")
+
+        self._asked(path, attempt, "written")
+
+    def read(self, key: str) -> bytes | None:
+        """Read a small file below the URL; None if there is none."""
+        path = f"{self._root.rstrip('/')}/{key}"
+
+        def attempt(_: Callable[[], None]) -> bytes | None:
+            self._fs.invalidate_cache(self._fs._parent(path))
+            return self._fs.cat_file(path) if self._fs.exists(path) else None
+
+        found: bytes | None = self._asked(path, attempt)
+        return found
+
+    def remove(self, key: str) -> None:
+        """Delete a file below the URL, if it is there."""
+        path = f"{self._root.rstrip('/')}/{key}"
+
+        def attempt(_: Callable[[], None]) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(path)
+
+        self._asked(path, attempt, "deleted")
+
+    def _asked(self, path: str, work: Callable[[Callable[[], None]], Any], verb: str = "read") -> Any:
         """Return the result of ``work``, which gets a function to call at each sign of life; retry on failure."""
         name = path if "://" in path else f"{self.protocol}://{path.lstrip('/')}"
         last: Exception | None = None
@@ -242,15 +307,18 @@ class _Store:
                 reason = _reason(error)
                 if isinstance(error, _Hangs) or reason == "hangs":
                     raise RunError(
-                        f"data.path: {name}: no answer for {self.timeout_s:g} s; check the network, or raise "
-                        "data.timeout_s"
+                        f"{self.field}: {name}: no answer for {self.timeout_s:g} s; check the network"
+                        + (f", or raise {self.patience}" if self.patience else "")
                     ) from None
                 if reason:
-                    raise UsageError(f"data.path: {name}: {reason}") from None
+                    raise UsageError(f"{self.field}: {name}: {reason}") from None
                 last = error
         assert last is not None
         said = hide_credentials(reason_of(last))
-        raise RunError(f"data.path: {name}: cannot be read after {_TRIES} tries ({said})") from None
+        if user := credentials_of(self.url).user:
+            # A library that does not know users in URLs takes one for a part of a name.
+            said = said.replace(f"{user}@", "").replace(f"{unquote(user)}@", "")
+        raise RunError(f"{self.field}: {name}: cannot be {verb} after {_TRIES} tries ({said})") from None
 
     def _within(self, work: Callable[[Callable[[], None]], Any]) -> Any:
         # A read that hangs cannot be ended from outside; its thread is left behind.
@@ -276,6 +344,17 @@ class _Store:
         if "error" in result:
             raise result["error"]
         return result["value"]
+
+
+def _progress(alive: Callable[[], None]) -> Any:
+    """Return fsspec's callback for a transfer that calls ``alive`` at each part of it."""
+    from fsspec.callbacks import Callback
+
+    class Progress(Callback):
+        def relative_update(self, inc: int = 1) -> None:
+            alive()
+
+    return Progress()
 
 
 class _Hangs(Exception):  # noqa: N818 - says what it is

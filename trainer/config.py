@@ -8,13 +8,14 @@ from typing import Literal
 
 from ..callbacks.config import LogConfig
 from ..data.batch_sizes import BatchRamp, BatchShares, BatchSizes
-from ..data.config import DataConfig
+from ..data.config import DataConfig, is_remote
 from ..errors import UsageError
 from ..evaluation.config import EvalConfig
 from ..measure.config import SnapshotConfig
 from ..models.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
 from ..schema import SEEDS, outside
+from ..urls import keep_credentials
 from .optimizers.schedules import SCHEDULES, ScheduleName, read_row, unread_fields
 from .optimizers.table import (
     OPTIMIZERS,
@@ -247,6 +248,11 @@ class TrainerConfig:
     keep_every: int | None = None
     """With keep_last: checkpoints at multiples of so many optimizer steps are kept too."""
 
+    checkpoint_to: str = ""
+    """URL of a folder in a store, any that fsspec knows, as ``s3://bucket/runs/my-run``: whole checkpoints and the
+    run's small files are copied there beside training, and ``keep_last`` holds there too. Commands read the run from
+    it, and ``--resume URL`` goes on with it elsewhere (docs/cluster.md)."""
+
     profile: list[int] = field(default_factory=list)
     """Steps of which rank 0 writes a trace into the run's folder profile, as ``[10, 11, 12]``: those that follow one
     another into one file, and on a GPU a snapshot of its memory too."""
@@ -259,6 +265,9 @@ class TrainerConfig:
     for one, for longer; the run then says which process, where and in what. Birth, set-up, the first step of a start,
     validation, a snapshot, a checkpoint and the end may each take fifteen times as long. 0: no limit, as for a
     debugger."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoint_to", keep_credentials(self.checkpoint_to))
 
     @property
     def batch_sizes(self) -> BatchSizes:
@@ -321,6 +330,13 @@ class TrainerConfig:
                 found.append(f"trainer.{name} is {steps}: give at least 1 and at most 10¹⁰, or nothing")
         if self.keep_every is not None and self.keep_last is None:
             found.append(f"trainer.keep_every is {self.keep_every}, but all are kept: give trainer.keep_last too")
+        if self.checkpoint_to and not is_remote(self.checkpoint_to):
+            found.append(
+                f"trainer.checkpoint_to is {self.checkpoint_to}, no URL: give one, as s3://bucket/runs/my-run; run_dir "
+                "is the folder here"
+            )
+        elif self.checkpoint_to.startswith(("http://", "https://")):
+            found.append(f"trainer.checkpoint_to is {self.checkpoint_to}, which takes no files: give another store")
         if not 0 <= self.timeout_s <= _LONGEST_S:
             found.append(f"trainer.timeout_s is {self.timeout_s:g}: give 0 (no limit) to {_LONGEST_S:,} seconds")
         found += outside("trainer", self, {"replicas": (1, 1 << 20), "context_parallel": (1, 1 << 16)})

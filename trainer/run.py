@@ -8,6 +8,7 @@ import logging
 import math
 import shlex
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -36,6 +37,7 @@ from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
 from ..models.decoder import Decoder
 from .checkpoints.folder_io import FolderCheckpointIO
+from .checkpoints.upload import Uploader
 from .config import RunConfig, TrainerConfig
 from .devices import growing_segments, keep_freed_memory
 from .initial_model import initialize_model
@@ -305,6 +307,13 @@ def _lightning_trainer(
     return trainer
 
 
+def _uploader(settings: TrainerConfig, run: RunDir, say: Callable[[str], object]) -> Uploader | None:
+    """Return the copier of checkpoints to a store; None without a store, and on ranks that complete none."""
+    if not settings.checkpoint_to or rank():
+        return None
+    return Uploader(run, settings.checkpoint_to, keep_last=settings.keep_last, keep_every=settings.keep_every, say=say)
+
+
 def _write_report(run: RunDir) -> Path | None:
     """Write the run's page; None if the library that draws it is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
@@ -348,10 +357,13 @@ def pretrain(
     if process is not None:
         allow_sockets(process, engine=STRATEGIES[config.trainer.strategy].engine)
     timeout = collective_timeout(config.trainer.timeout_s)
-    with ExitStack() as signals, join_process_group(process, device, timeout), ExitStack() as held:
+    with ExitStack() as last, ExitStack() as signals, join_process_group(process, device, timeout), ExitStack() as held:
         console = (console or Console()) if rank() == 0 else Console(quiet=True)
         # Asked here so that a mistake ends the run at once, and again in begin_run, which holds the run's lock.
         from_rank_zero(lambda: check_resumable(config, run) if resume else check_unused(run))
+        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+        upload = _uploader(config.trainer, run, say)
+        from_rank_zero(lambda: None if upload is None else upload.check())
 
         config = replace(config, trainer=decide(config.trainer, device, run if resume else None))
         held.enter_context(numerics(config.trainer, device))
@@ -382,7 +394,6 @@ def pretrain(
         strategy = set_up_strategy(running.trainer, config.optim.grad_clip, device)
         # These refusals must precede the birth: a run with a birth keeps its snapshots and its optimizer.
         reference = partial(initialize_model, config, device=device, shard=strategy.shard_reference)
-        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
         recorder = build_recorder(config, run, data, reference, say)
         model = initialize_model(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
         _check_optimizer(config, model)
@@ -391,6 +402,10 @@ def pretrain(
         _check_same_everywhere(config, birth, data)
 
         start = from_rank_zero(lambda: held.enter_context(begin_run(config, run, model, birth, data, resume=resume)))
+        if upload is not None:
+            # Last of all, when no process waits for this one.
+            last.push(lambda kind, error, trace: upload.finish(error))
+        from_rank_zero(lambda: None if upload is None else upload.begin(start.step))
         _print_start(console, running, asked, run, start, device, resumed=resume)
         if data.mixture is not None:
             console.print(_mixture_line(config, data), highlight=False, soft_wrap=True, markup=False)
@@ -414,7 +429,17 @@ def pretrain(
                 progress.on_fault = logger.end_in_fault
                 console.print(f"W&B: {logger.where}", highlight=False, soft_wrap=True, markup=False)
         callbacks, stop = build_callbacks(
-            running, run, data, start.birth["n_params"], reference, device, console, progress, recorder, evaluator
+            running,
+            run,
+            data,
+            start.birth["n_params"],
+            reference,
+            device,
+            console,
+            progress,
+            recorder,
+            evaluator,
+            upload,
         )
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)

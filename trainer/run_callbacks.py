@@ -32,6 +32,7 @@ from ..measure.ranks import from_rank_zero, rank, world_size
 from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir
 from ..models.decoder import Decoder
+from .checkpoints.upload import Uploader
 from .config import RunConfig
 from .loop.profiling import CleanUp, StepProfile, check_room
 from .module import next_token_losses
@@ -105,6 +106,7 @@ def build_callbacks(
     progress: Progress,
     recorder: SnapshotRecorder | None,
     evaluator: Evaluator | None = None,
+    upload: Uploader | None = None,
 ) -> tuple[list[L.Callback], StopOnSignal]:
     """Build the callbacks in the order in which they act at a step: stop, clock, trace, check, validate, measure,
     evaluate, measure the average, save, print, clean up.
@@ -144,7 +146,9 @@ def build_callbacks(
     if config.optim.ema is not None:
         facts = STRATEGIES[settings.strategy]
         average = WeightAverage(config.optim.ema, divides=facts.shards_optimizer and not facts.shards_weights)
-    checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every, say=say)
+    checkpoint = Checkpoint(
+        every, run, keep_last=settings.keep_last, keep_every=settings.keep_every, say=say, upload=upload
+    )
 
     guard = FiniteGuard(every, at_birth=False, more=more)
     milestones: dict[str, MilestoneCallback] = {"validation": validation}

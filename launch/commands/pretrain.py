@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
+from ...data.config import is_remote
 from ...errors import UsageError
 from ...measure.records import RunDir
 from ...trainer.config_file import config_of
@@ -54,7 +55,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # A value that is missing is the real parser's to refuse.
     words.add_argument("--resume", nargs="?")
-    for name in ("config", "init_from", "optim", "optim.lr"):
+    for name in ("run_dir", "config", "init_from", "optim", "optim.lr"):
         words.add_argument(f"--{name}", nargs="?")
     given, _ = words.parse_known_args(arguments)
     if given.resume is None:
@@ -63,6 +64,12 @@ def expand(arguments: Sequence[str]) -> list[str]:
         raise UsageError("--resume takes the config of the run itself: leave --config out, override single fields")
     from ...trainer.by_name.names import whole_run
 
+    if is_remote(given.resume):
+        from ...trainer.checkpoints.stored_run import resumed_here
+
+        here = str(resumed_here(given.resume, given.run_dir))
+        arguments = [word.replace(given.resume, here) if given.resume in word else word for word in arguments]
+        given.resume = here
     run = whole_run(given.resume, "a run goes on from its last checkpoint, and --init_from begins a new one")
     return [f"--config={RunDir.open(run.path).config}", *arguments]
 

@@ -1,6 +1,6 @@
 """The grammar of a model's name, and one resolver for it: every command and Python read names by this module.
 
-Nothing is loaded, and no network is asked.
+Nothing is loaded, and no network is asked, but for a run in a store, which its URL names.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ...data.config import is_remote
 from ...errors import UsageError
 from ...files import find_folder, user_path
 from ...measure.records import RunDir, step_of
@@ -83,13 +84,19 @@ def read_name(text: str) -> ModelName:
         text: ``RUN``, ``RUN@STEP``, a checkpoint's folder, each with ``@ema`` or ``@meanK`` for an average of its
             weights; ``CONFIG@SEED`` or ``CONFIG``, a folder of ``transformers``, a GGUF file or a folder that holds
             one, or a hub id, ``@REVISION`` if wanted; also the folder of snapshots without a run, and of one snapshot,
-            which some commands read. What exists as a path comes first.
+            which some commands read. What exists as a path comes first. A run may be given by its URL in a store: its
+            files are copied to a cache.
 
     Raises:
-        UsageError: it can be no name of a model, or what follows the ``@`` is no step or seed.
+        UsageError: it can be no name of a model, or what follows the ``@`` is no step or seed; or a store refuses.
+        RunError: a store fails.
     """
     if not text.strip():
         raise UsageError("'': a name is empty; give a run, a config, a folder, a GGUF file or a hub id")
+    if is_remote(text) and not text.lower().startswith(("http://", "https://")):
+        from ..checkpoints.stored_run import run_here
+
+        return replace(read_name(run_here(text)), text=text)
     whole, (head, at, tail) = user_path(text), text.rpartition("@")
     if RunDir.is_run(whole):
         return ModelName(text, "run", whole)

@@ -22,6 +22,7 @@ from ...models.tensor_shards import Runs, TensorShard, shard_of
 from ...schema import SchemaError, check, checked, shown
 from ..processes.joint_failure import raise_on_every_rank
 from .state_file import FORMAT, MEND, STATE, STATES, TENSORS, from_json, runs_of
+from .stored_run import fetch_checkpoint
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path = find_folder(path)
+        fetch_checkpoint(path)
         content = read_json(path / STATE, dict[str, Any], MEND)
         version = content.get("format")
         if type(version) is not int or version not in STATES:

@@ -1,0 +1,207 @@
+"""Runs in a store, named by their URL wherever a run is named: what a command reads is copied into a cache first.
+
+The small files are copied at once. A checkpoint gets a folder with the store's URL alone, and its files when it is
+opened (:class:`~birthmark.trainer.checkpoints.stored_tensors.CheckpointFolder`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from filelock import FileLock
+
+from ...data.cache import fingerprint
+from ...data.config import DataConfig
+from ...data.remote import Found, Store
+from ...errors import RunError, UsageError
+from ...files import (
+    atomic_path,
+    content_digest,
+    delete_folder,
+    make_folder,
+    parse_json,
+    path_below,
+    read_json,
+    user_path,
+    write_json,
+)
+from ...measure.records import RunDir
+from ...urls import keep_credentials, without_credentials
+from ..saved_config import read_saved_fields
+from .state_file import STATE
+from .upload import SILENCE_S, checkpoint_key, steps_in
+
+#: File of a checkpoint's folder that names the store of its run.
+ORIGIN = "store.json"
+#: File of the cache with the facts of the store about the files in it.
+_FETCHED = ".fetched.json"
+#: A run in a store, and what may follow a run's name.
+_NAME = re.compile(r"(?P<url>[A-Za-z][A-Za-z0-9+.-]*://.+?)/*(?P<rest>(@[0-9]+)?(@(ema|mean[0-9]+))?)")
+#: Facts of a store that change whenever a file does.
+_FACTS = ("size", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "updated", "created")
+
+
+class _Origin(TypedDict):
+    """Content of :data:`ORIGIN`."""
+
+    url: str
+
+
+def run_here(name: str, into: Path | None = None) -> str:
+    """Return a name on this machine for a run in a store.
+
+    Args:
+        name: the run's URL, perhaps with ``@STEP``, ``@ema`` or ``@meanK`` behind it.
+        into: folder for the run; by default one of the cache.
+
+    Raises:
+        UsageError: the URL holds no run, the store needs credentials or refuses them, or ``into`` holds another run.
+        RunError: the store fails, or the index of its last checkpoint names files that are not there.
+    """
+    named = _NAME.fullmatch(keep_credentials(name))
+    folder = None if named is None else fetch_run(named["url"], into)
+    if named is None or folder is None:
+        raise UsageError(f"{without_credentials(name)}: holds no run (no config.yaml and birth.json there)")
+    return f"{folder}{named['rest']}"
+
+
+def fetch_run(url: str, into: Path | None = None) -> Path | None:
+    """Copy a run's small files, and make folders for its checkpoints; None if the URL holds no run.
+
+    Args:
+        url: folder of the run in the store.
+        into: see :func:`run_here`.
+    """
+    store = Store(url, SILENCE_S, "run", "")
+    found = store.listed()
+    if not {"config.yaml", "birth.json"} <= found.keys():
+        return None
+    url = store.url
+    if into is None:
+        cache = user_path(DataConfig.cache_dir)
+        into = cache / f"run-{fingerprint(url=url)[:16]}" / (url.rstrip("/").rpartition("/")[2] or "run")
+    make_folder(into.parent)
+    with FileLock(into.parent / f".{into.name}.fetching"):
+        _check_same_run(store, into)
+        _copy_small(store, found, into)
+        _make_folders(store, found, into)
+    return into
+
+
+def _check_same_run(store: Store, into: Path) -> None:
+    run = RunDir(into)
+    if not into.exists() or not any(into.iterdir()):
+        return
+    theirs = parse_json((store.read(run.birth.name) or b"null").decode())
+    if not run.birth.is_file() or run.read_birth().get("run_id") != theirs.get("run_id"):
+        raise UsageError(f"{into}: holds something else than the run at {store.url}; give another --run_dir")
+
+
+def _is_small(key: str) -> bool:
+    return not key.startswith("checkpoints/") and not any(part.startswith(".") for part in key.split("/"))
+
+
+def _copy_small(store: Store, found: Mapping[str, Found], into: Path) -> None:
+    """Copy files that are new in the store."""
+    facts = {
+        key: {name: str(one.facts[name]) for name in _FACTS if one.facts.get(name) is not None}
+        for key, one in found.items()
+        if _is_small(key)
+    }
+    noted = into / _FETCHED
+    had = read_json(noted, dict[str, dict[str, str]], "delete it") if noted.is_file() else {}
+    for key, now in facts.items():
+        file = path_below(into, key, store.strange_name, nested=True)
+        if had.get(key) != now or not file.is_file():
+            with atomic_path(file) as new:
+                store.copy(found[key], new)
+    for key in had.keys() - facts.keys():
+        path_below(into, key, store.strange_name, nested=True).unlink(missing_ok=True)
+    write_json(noted, facts)
+
+
+def _make_folders(store: Store, found: Mapping[str, Found], into: Path) -> None:
+    """Make folders for the checkpoints that are whole in the store, and remove those of deleted ones."""
+    run, by_step = RunDir(into), steps_in(found)
+    whole = [step for step, keys in by_step.items() if checkpoint_key(step, STATE) in keys]
+    # On a store without atomic writes the last index may be cut off by a kill. It is none then.
+    while whole and _index(store, whole[-1]) is None:
+        whole.pop()
+    if whole:
+        index = _index(store, whole[-1])
+        assert index is not None
+        _check_names(store, whole[-1], index, by_step[whole[-1]])
+    for step in whole:
+        folder = run.checkpoint(step)
+        if not folder.exists():
+            with atomic_path(folder) as new:
+                new.mkdir()
+                write_json(new / ORIGIN, {"url": store.url})
+    for step, folder in run.checkpoints_by_step().items():
+        if step not in whole and (folder / ORIGIN).is_file() and not (folder / STATE).is_file():
+            delete_folder(folder)
+
+
+def _index(store: Store, step: int) -> dict[str, Any] | None:
+    """Read the index of a checkpoint; None if it is missing or damaged."""
+    content = store.read(checkpoint_key(step, STATE))
+    try:
+        index = parse_json((content or b"").decode())
+    except ValueError:
+        return None
+    if not isinstance(index, dict):
+        return None
+    rest = {name: value for name, value in index.items() if name != "sha256"}
+    return index if index.get("sha256") == content_digest(rest) and isinstance(index.get("files"), dict) else None
+
+
+def _check_names(store: Store, step: int, index: Mapping[str, Any], keys: Sequence[str]) -> None:
+    for name in index["files"]:
+        if checkpoint_key(step, name) not in keys:
+            raise RunError(
+                f"{store.url}/{checkpoint_key(step, STATE)}: names {name}, which is not there; delete this file to go "
+                "on from the checkpoint before it"
+            )
+
+
+def fetch_checkpoint(folder: Path) -> None:
+    """Copy the files of a checkpoint whose folder names a store, unless they are there; its index comes last.
+
+    Raises:
+        RunError: the store has it no longer, or lacks a file that its index names.
+    """
+    if not (folder / ORIGIN).is_file() or (folder / STATE).is_file():
+        return
+    origin: _Origin = read_json(folder / ORIGIN, _Origin, "delete the folder")
+    store, step = Store(origin["url"], SILENCE_S, "run", ""), int(folder.name.removeprefix("step-"))
+    with FileLock(folder / ".fetching"):
+        if (folder / STATE).is_file():
+            return
+        keys, index = steps_in(found := store.listed()).get(step, []), _index(store, step)
+        if index is None:
+            raise RunError(f"{store.url}/{checkpoint_key(step)}: is there no longer, or damaged; name another step")
+        _check_names(store, step, index, keys)
+        for name in index["files"]:
+            with atomic_path(path_below(folder, name, store.strange_name)) as new:
+                store.copy(found[checkpoint_key(step, name)], new)
+        with atomic_path(folder / STATE) as new:
+            store.copy(found[checkpoint_key(step, STATE)], new)
+
+
+def resumed_here(url: str, run_dir: str | None) -> Path:
+    """Copy a run of a store into the folder in which it goes on, and return that.
+
+    Args:
+        url: the run in the store.
+        run_dir: the folder; by default the one that the run's config names.
+
+    Raises:
+        UsageError, RunError: see :func:`run_here`.
+    """
+    if run_dir is None:
+        fields = read_saved_fields(RunDir(Path(run_here(url))))
+        run_dir = str(fields["run_dir"] or f"runs/{fields['name'] or 'run'}")
+    return Path(run_here(url, user_path(run_dir)))
