@@ -68,8 +68,8 @@ def expand(arguments: Sequence[str]) -> list[str]:
         from ...trainer.checkpoints.stored_run import resumed_here
 
         here = str(resumed_here(given.resume, given.run_dir))
-        arguments = [word.replace(given.resume, here) if given.resume in word else word for word in arguments]
-        given.resume = here
+        # The last one holds.
+        arguments, given.resume = [*arguments, f"--resume={here}"], here
     run = whole_run(given.resume, "a run goes on from its last checkpoint, and --init_from begins a new one")
     return [f"--config={RunDir.open(run.path).config}", *arguments]
 
