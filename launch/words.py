@@ -135,7 +135,7 @@ class _Arranged:
     def _add_field(self, word: str, rest: list[str]) -> None:
         """Sort an option that the parser does not have: a field of a run for ``--set``, or ``--set`` for fields."""
         option, equals, value = word.partition("=")
-        name = option.removeprefix("--")
+        name = option.lstrip("-")
         if name == "set" and self.parser.bare:
             given = [value] if equals else list(_words(rest, form="="))
             if not equals:

@@ -132,6 +132,7 @@ def test_an_unknown_option_never_suggests_itself(command):
         ("adapt x y --adapter.kind=lora", "y: one name too many; see birthmark adapt --help"),
         ("export --out new", "model: missing; see birthmark export --help"),
         ("sample --run", "--run: give a value"),
+        ("doctor -n 3", "--n: no such option; see birthmark doctor --help"),
         ("doctor --confg demo", "--confg: no such option; did you mean --config?"),
         ("plan demo --n_gpus=1 --trainer.max_step=4", "--trainer.max_step: no such field; did you mean trainer."),
         ("pretrain demo --set trainer.max_steps", "--set trainer.max_steps: write FIELD=VALUE, as in"),
