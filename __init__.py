@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .callbacks.snapshot import BiasSnapshot
     from .callbacks.transformers_trainer import TrainerSnapshot
     from .errors import RunError, UsageError
+    from .measure.config import SnapshotConfig
     from .measure.recorder import SnapshotRecorder
     from .trainer.config import RunConfig
 
@@ -35,6 +36,7 @@ __all__ = [
     "RunConfig",
     "RunError",
     "Snapshot",
+    "SnapshotConfig",
     "SnapshotRecorder",
     "TrainerSnapshot",
     "UsageError",
@@ -57,6 +59,7 @@ _MODULES = {
     "RunConfig": ".trainer.config",
     "RunError": ".errors",
     "Snapshot": ".api.snapshots",
+    "SnapshotConfig": ".measure.config",
     "SnapshotRecorder": ".measure.recorder",
     "TrainerSnapshot": ".callbacks.transformers_trainer",
     "UsageError": ".errors",

@@ -99,7 +99,7 @@ class CsvLogger(_OwnFile):
 def check_installed(config: LogConfig) -> None:
     """Raise UsageError if a logger is missing, with its install line, or if WANDB_MODE is invalid."""
     if "tensorboard" in config.loggers and importlib.util.find_spec("tensorboard") is None:
-        raise UsageError("log.loggers has tensorboard, which is missing: pip install 'birthmark[tensorboard]'")
+        raise UsageError("log.loggers has tensorboard, which is missing: pip install tensorboard")
     wandb_mode(config)
 
 

@@ -193,7 +193,7 @@ def wandb_mode(config: LogConfig) -> Mode:
     if importlib.util.find_spec("wandb") is None:
         if config.wandb == "auto":
             return "off"
-        raise UsageError(f"log.wandb is {config.wandb} but wandb is missing: pip install 'birthmark[wandb]'")
+        raise UsageError(f"log.wandb is {config.wandb} but wandb is missing: pip install wandb")
     if os.environ.get("WANDB_MODE"):
         return _MODES[wanted]
     if config.wandb == "auto":

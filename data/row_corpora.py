@@ -498,7 +498,7 @@ class HubCorpus(_RowCorpus):
 
 def _loaded(config: DataConfig, read: Callable[[], datasets.Dataset]) -> datasets.Dataset:
     if importlib.util.find_spec("datasets") is None:
-        raise UsageError(f"data.path: {config.path!r} needs the datasets library; pip install birthmark[datasets]")
+        raise UsageError(f"data.path: {config.path!r} needs the datasets library; pip install datasets")
     try:
         with _quiet_libraries():
             return read()

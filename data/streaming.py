@@ -91,7 +91,7 @@ class StreamedTable:
 
     def _open(self, config: DataConfig) -> Any:
         if importlib.util.find_spec("datasets") is None:
-            raise UsageError("data.stream: needs the datasets library; pip install birthmark[datasets]")
+            raise UsageError("data.stream: needs the datasets library; pip install datasets")
         import datasets
 
         from .text_columns import column_of_files, column_of_set

@@ -50,7 +50,7 @@ def _open_zst(path: Path) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise UsageError(f"{path}: .zst needs the pyarrow library; pip install birthmark[datasets]") from error
+        raise UsageError(f"{path}: .zst needs the pyarrow library; pip install pyarrow") from error
     return pyarrow.input_stream(str(path), compression="zstd")
 
 

@@ -18,7 +18,7 @@ class EvalConfig:
     """
 
     tasks: list[str] = field(default_factory=list)
-    """Tasks, groups and tags of lm-eval by name, or YAML files of its form (``pip install 'birthmark[eval]'``); or
+    """Tasks, groups and tags of lm-eval by name, or YAML files of its form (``pip install lm-eval``); or
     ``backcopy``, the score of a run on ``data.path backcopy``. Tasks that need the Hugging Face hub: docs/evaluate.md.
     """
 

@@ -33,7 +33,7 @@ _YAML = (".yaml", ".yml")
 def check_library() -> None:
     """Raise UsageError, with the install line, if lm-eval is missing."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise UsageError("eval.tasks needs lm-eval, which is missing: pip install 'birthmark[eval]'")
+        raise UsageError("eval.tasks needs lm-eval, which is missing: pip install lm-eval")
 
 
 @dataclass(frozen=True)

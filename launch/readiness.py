@@ -28,13 +28,13 @@ State = Literal["ok", "note", "stop"]
 
 #: Optional libraries → their purpose, and the command that installs them.
 _OPTIONAL = {
-    "matplotlib": ("still pictures", "pip install 'birthmark[plots]'"),
-    "wandb": ("Weights & Biases", "pip install 'birthmark[wandb]'"),
-    "tensorboard": ("log.loggers: [tensorboard]", "pip install 'birthmark[tensorboard]'"),
-    "datasets": ("hf: and tabular corpora", "pip install 'birthmark[datasets]'"),
-    "deepspeed": ("zero1 to zero3", "DS_BUILD_OPS=0 pip install 'birthmark[deepspeed]'"),
+    "matplotlib": ("still pictures", "pip install matplotlib"),
+    "wandb": ("Weights & Biases", "pip install wandb"),
+    "tensorboard": ("log.loggers: [tensorboard]", "pip install tensorboard"),
+    "datasets": ("hf: and tabular corpora", "pip install datasets"),
+    "deepspeed": ("zero1 to zero3", "DS_BUILD_OPS=0 pip install deepspeed"),
     "transformers": ("exchange with transformers", "pip install transformers"),
-    "argcomplete": ("completion in the shell", "pip install 'birthmark[completion]'"),
+    "argcomplete": ("completion in the shell", "pip install argcomplete"),
 }
 
 #: Bytes of a checkpoint per parameter: float32 weights and AdamW's two moments.

@@ -388,5 +388,5 @@ def _write(out: Path, outputs: Outputs, console: Console, failed: str) -> None:
     if importlib.util.find_spec("matplotlib"):
         files += outputs.draw(out)
     else:
-        files.append("(no pictures: pip install 'birthmark[plots]')")
+        files.append("(no pictures: pip install matplotlib)")
     console.print(f"{out}: {' '.join(files)}", highlight=False, soft_wrap=True, markup=False)

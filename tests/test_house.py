@@ -253,3 +253,21 @@ def test_urls_are_opened_where_their_credentials_are_hidden(uses):
             for value in (url, ["b", url]):
                 given = {"path": "a", field.name: value}
                 assert "S3cr3t" not in repr(kind(**given)), field.name
+
+
+def test_nobody_is_told_to_install_the_package_from_an_index_that_lacks_it():
+    """From a folder (``./birthmark``) or an address (``birthmark @ git+…``) it installs; messages name libraries."""
+    from_index = re.compile(r"pip install[^\n`,;]*?(?<![./\w])birthmark(?!\S* @ )")
+    patterns = ("*.py", "*.md", "*.j2", "*.ipynb", "*.sh", "*.sbatch", "*.yaml", "Dockerfile")
+    done = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    told = [
+        f"{name}: {line.strip()[:90]}"
+        for name in done.stdout.splitlines()
+        if name not in ("CHANGELOG.md", "tests/test_house.py") and not name.startswith("research/")
+        for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
+        if from_index.search(line)
+    ]
+    assert not told
+    assert from_index.search("pip install 'birthmark[plots]'")
+    assert not from_index.search("pip install './birthmark[plots]'")
+    assert not from_index.search("pip install 'birthmark[plots] @ git+https://example.org/birthmark'")

@@ -104,5 +104,5 @@ def _argcomplete() -> Any:
         import argcomplete
         import argcomplete.completers
     except ImportError:
-        raise UsageError("completion needs argcomplete: pip install 'birthmark[completion]'") from None
+        raise UsageError("completion needs argcomplete: pip install argcomplete") from None
     return argcomplete

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
 from ...errors import RunError, UsageError
+from ...files import one_line, reason_of
 from ...measure.records import RunDir
 from ...trainer.config_parser import Parser
 
@@ -55,14 +57,31 @@ def add_options(parser: Parser) -> None:
         help="Of a run that trained a LoRA: write the whole model with the LoRA in its weights. Else the adapter alone "
         "is written, as peft reads it (docs/exchange.md).",
     )
+    parser.add_argument(
+        "--push",
+        type=str | None,
+        metavar="ORG/NAME",
+        help="Upload the folder with its card to this repository of the Hugging Face hub, private if it is new; log in "
+        "with `hf auth login` before, or set HF_TOKEN.",
+    )
 
 
 def run(options: Namespace) -> int:
-    """Write the folder, and print what its users must know.
+    """Write the folder, and print what its users must know; then upload it, if asked to.
 
     Raises:
-        UsageError: no such model, or one with a part of the user's own; ``out`` exists.
+        UsageError: no such model, or one with a part of the user's own; ``out`` exists; no access to the hub.
+        RunError: the upload failed; the folder is complete.
     """
+    if options.push is not None:
+        check_push(options.push)  # before minutes of work
+    status = _export(options)
+    if options.push is not None:
+        push(Path(options.out), options.push)
+    return status
+
+
+def _export(options: Namespace) -> int:
     import torch
 
     from ...data.tokenizer import TextTokenizer
@@ -178,6 +197,65 @@ def _export_gguf(options: Namespace, out: Path) -> int:
         (new / "README.md").write_text(card, encoding="utf-8")
     print(options.out)
     return 0
+
+
+def check_push(repository: str) -> None:
+    """Check that the hub may be asked for a repository of this name.
+
+    Raises:
+        UsageError: no such name, no login, or ``huggingface_hub`` is missing.
+        RunError: the hub does not answer.
+    """
+    try:
+        from huggingface_hub import HfApi, get_token
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+    except ImportError:
+        raise UsageError("--push needs huggingface_hub: pip install huggingface_hub") from None
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UsageError(f"--push {one_line(repository)}: {reason_of(error)}; give ORG/NAME") from None
+    if repository.count("/") != 1:
+        raise UsageError(f"--push {repository}: names no owner; give ORG/NAME")
+    if get_token() is None:
+        raise UsageError(f"--push {repository}: you are not logged in; hf auth login, or set HF_TOKEN")
+    with _asking_hub(repository, "nothing was written"):
+        HfApi().whoami()
+
+
+def push(folder: Path, repository: str) -> None:
+    """Upload a folder to a repository of the hub, as one commit, and print its address.
+
+    Raises:
+        UsageError, RunError: see `check_push`.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    with _asking_hub(repository, f"{folder} is complete, hf upload {repository} {folder} goes on"):
+        hub.create_repo(repository, private=True, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export by birthmark")
+    print(f"{hub.endpoint}/{repository}")
+
+
+@contextlib.contextmanager
+def _asking_hub(repository: str, left: str) -> Iterator[None]:
+    """Turn a failure of the hub into one line that has no token in it."""
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise UsageError(
+                f"--push {repository}: the hub refuses your token ({status}); {left}; give one that may write there"
+            ) from None
+        raise RunError(f"--push {repository}: the hub answers {status}; {left}") from None
+    except (httpx.HTTPError, OSError) as error:
+        raise RunError(f"--push {repository}: the hub does not answer ({type(error).__name__}); {left}") from None
 
 
 def is_installed(model_type: str) -> bool:

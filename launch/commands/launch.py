@@ -177,7 +177,7 @@ def _start(launcher: _Launcher, given: Mapping[str, str], words: Sequence[str]) 
     if program is None:
         raise UsageError(f"{launcher.needs}: not found on this machine; --write FILE writes the script for another")
     if launcher.file == "deepspeed.sh" and importlib.util.find_spec("deepspeed") is None:
-        raise UsageError("deepspeed: not installed; DS_BUILD_OPS=0 pip install 'birthmark[deepspeed]'")
+        raise UsageError("deepspeed: not installed; DS_BUILD_OPS=0 pip install deepspeed")
     variables = {"PYTHON": sys.executable} | _variables(launcher, given)
     beside = [f"{launcher.program_options[name]}={v}" for name, v in given.items() if name in launcher.program_options]
     os.execve(program, [program, *beside, str(_FILES / launcher.file), *words], {**os.environ, **variables})

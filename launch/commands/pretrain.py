@@ -136,7 +136,7 @@ def show_end(config: RunConfig, run: RunDir, outcome: Outcome, console: Console)
     if outcome.report is not None:
         console.print(f"report: {outcome.report}", highlight=False, soft_wrap=True, markup=False)
     else:
-        mend = f"pip install 'birthmark[plots]', then birthmark report {run.path}"
+        mend = f"pip install matplotlib, then birthmark report {run.path}"
         console.print(f"no report: {mend}", soft_wrap=True, markup=False)
     if outcome.stopped_by:
         console.print(

@@ -80,7 +80,7 @@ REACH: Mapping[str, Reach] = {
     "plan": Reach(("libraries", "temporary"), ("compiler",), "", _OWN),
     "birth": Reach(("out",), (), "", _OWN),
     "sample": Reach(("libraries",), (), _HUB, _OWN),
-    "export": Reach(("out", "temporary"), (), _HUB),
+    "export": Reach(("out", "temporary"), (), f"{_HUB}; with `--push` the repository that it names"),
     "fingerprint": _MODEL,
     "identify": _MODEL,
     "snapshot": _MODEL,

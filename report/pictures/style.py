@@ -89,7 +89,7 @@ def our_style() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise UsageError("reports need matplotlib: pip install 'birthmark[plots]'") from None
+        raise UsageError("reports need matplotlib: pip install matplotlib") from None
     if matplotlib.rcParams["svg.hashsalt"] == _STYLE["svg.hashsalt"]:
         yield  # it is set already: setting it takes a millisecond
         return

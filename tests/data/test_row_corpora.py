@@ -217,7 +217,7 @@ def test_shards_are_reused_without_the_library(
     monkeypatch.setitem(sys.modules, "datasets", None)
     again = build_shards(open_table(path), tokenizer, tmp_path / "cache", val_fraction=0.2)
     assert again.meta == first.meta
-    with pytest.raises(UsageError, match=r"pip install birthmark\[datasets\]"):
+    with pytest.raises(UsageError, match=r"pip install datasets"):
         list(open_table(write_text(tmp_path / "other.jsonl")).documents())
 
 

@@ -97,7 +97,7 @@ def test_commands_fields_and_values_are_completed(line, expected, never, tmp_pat
 def test_a_missing_library_is_named_with_its_install_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "argcomplete", None)
     assert main(["completion", "bash"]) == 2
-    assert "pip install 'birthmark[completion]'" in capsys.readouterr().err
+    assert "pip install argcomplete" in capsys.readouterr().err
 
 
 def test_another_shell_is_refused(capsys):

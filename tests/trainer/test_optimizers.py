@@ -353,7 +353,7 @@ def test_muon_on_vectors_is_refused(role, expected):
 
 def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer.optimizer.soap", None)
-    with pytest.raises(UsageError, match=r"pip install 'birthmark\[soap\]'"):
+    with pytest.raises(UsageError, match=r"pip install pytorch-optimizer"):
         trained(replace(TRAIN, name="soap"), 1)
 
 

@@ -249,7 +249,7 @@ class SOAP(MatrixOptimizer):
             from pytorch_optimizer.optimizer.soap import SOAP
         except ImportError:
             raise UsageError(
-                "optim.name is soap, which needs pytorch-optimizer: pip install 'birthmark[soap]'"
+                "optim.name is soap, which needs pytorch-optimizer: pip install pytorch-optimizer"
             ) from None
 
         built: Optimizer = SOAP(

@@ -189,7 +189,7 @@ def prepare_deepspeed(device: torch.device) -> None:
         import deepspeed
     except ImportError:
         raise UsageError(
-            "trainer.strategy zero1 to zero3 need DeepSpeed: DS_BUILD_OPS=0 pip install 'birthmark[deepspeed]'"
+            "trainer.strategy zero1 to zero3 need DeepSpeed: DS_BUILD_OPS=0 pip install deepspeed"
         ) from None
     # The build tool is installed beside Python, where a shell without an activated .venv does not look. It comes before
     # the system's: another version of ninja does not read its log, and rebuilds everything.
