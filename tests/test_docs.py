@@ -389,6 +389,20 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in anchors(file), link
 
 
+def test_the_dockerfile_names_what_is_there():
+    """Its lines run in no test: they need docker, a network and a GPU."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    inside = re.findall(r"docker run .* birthmark ((?:make|birthmark) .*)", text) + re.findall(
+        r"^RUN (make .*)", text, re.M
+    )
+    assert len(inside) == 3
+    for line in inside:
+        check_parses(Block(ROOT / "Dockerfile", 1, "sh", line))
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n", 1)[1].split()
+    listed = subprocess.run(["git", "ls-files", *ignored], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert listed.stdout == ""
+
+
 def test_the_map_of_the_docs_has_all_pages():
     home = ROOT / "docs/README.md"
     linked = {(home.parent / token.attrs["href"]).resolve() for token in inline(home, "link_open")}
