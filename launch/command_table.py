@@ -102,7 +102,11 @@ def parse_command(name: str, words: Sequence[str]) -> Namespace:
 
 def top_parser() -> Parser:
     """Return the parser of ``birthmark`` itself: help, version, and the commands' names without their options."""
-    parser = Parser(prog="birthmark", description="Pretrain transformers and see the mark they were born with.")
+    text = (
+        "Pretrain transformers and see the mark they were born with. A config or a model is named alone or behind "
+        "--config or --model, in every command (docs/commands.md)."
+    )
+    parser = Parser(prog="birthmark", description=text)
     parser.add_argument("--version", action="version", version=f"birthmark {__version__}")
     commands = parser.add_subcommands(dest="command")
     for name in COMMANDS:

@@ -29,6 +29,7 @@ from ..config import RunConfig
 from ..config_file import read_config
 from ..initial_model import initialize_model
 from .names import read_name
+from .shipped_configs import nearest_config
 from .transformers_folder import TheirFolder, find_their_folder
 
 
@@ -235,6 +236,8 @@ def no_such_model(name: str, error: UsageError) -> UsageError:
     model.
     """
     found = read_name(name)
+    if found.kind == "hub" and "/" not in name and (close := nearest_config(name.partition("@")[0])) is not None:
+        return UsageError(f"{error}; did you mean {close}, a config?")
     if found.kind in ("gguf", "hub") or (found.path / "config.json").is_file():
         return error
     why = str(error).removeprefix(f"{name}: ")

@@ -122,6 +122,8 @@ def read_name(text: str) -> ModelName:
 
 def _inside(text: str, folder: Path) -> ModelName | None:
     """Read the folder of a checkpoint or of a snapshot; None for any other path."""
+    if not folder.name:  # the root, or the working folder
+        return None
     present = find_folder(folder)
     if (present / "state.json").is_file():
         run = folder.absolute().parent.parent

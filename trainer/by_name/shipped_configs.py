@@ -62,6 +62,14 @@ def shipped_config(name: str, kind: Literal["run", "study"] = "run") -> Path | N
     return next((known[name] for name in names if name in known), None)
 
 
+def nearest_config(name: str, kind: Literal["run", "study"] = "run") -> str | None:
+    """Return the name of the shipped config that ``name`` was probably meant to be; None if it is like none."""
+    wanted = [config.name for config in shipped_configs() if (config.kind == "study") == (kind == "study")]
+    short = {full.rpartition("/")[2]: full for full in wanted}
+    close = difflib.get_close_matches(name, short, n=1, cutoff=0.7)
+    return short[close[0]] if close else None
+
+
 def find_config(name: str | Path, kind: Literal["run", "study"] = "run") -> Path:
     """Find the config file of that name: an existing file, a shipped one, or that of the run in a folder.
 
@@ -90,8 +98,6 @@ def find_config(name: str | Path, kind: Literal["run", "study"] = "run") -> Path
         raise UsageError(f"{name}: is a checkpoint, and a config is needed; give {head} for that of its run")
     if at and kind == "run" and (Path(head).is_file() or shipped_config(head) is not None):
         raise UsageError(f"{name}: is a birth, and a config is needed; give {head}, and init_seed {tail} beside it")
-    wanted = [config.name for config in shipped_configs() if (config.kind == "study") == (kind == "study")]
-    short = {full.rpartition("/")[2]: full for full in wanted}
-    close = difflib.get_close_matches(path.stem, short, n=1, cutoff=0.7)
-    hint = f"did you mean {short[close[0]]}?" if close else "birthmark configs lists those that come with the package"
+    close = nearest_config(path.stem, kind)
+    hint = f"did you mean {close}?" if close else "birthmark configs lists those that come with the package"
     raise UsageError(f"{name}: no such file, nor a config that comes with the package; {hint}")

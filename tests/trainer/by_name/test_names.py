@@ -78,6 +78,7 @@ def place(tmp_path, monkeypatch):
         # A path that is not there is not asked of the hub.
         ("org/none", "folder", "org/none", None),
         ("./none", "folder", "none", None),
+        ("/", "folder", "/", None),
         ("runs/none@3", "folder", "runs/none@3", None),
     ],
 )
