@@ -92,7 +92,7 @@ TABLE_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl", ".csv")
 COMPRESSIONS = (".gz", ".zst")
 """Compressions of text, .json, .jsonl and .csv files: ``notes.txt.gz`` is read as ``notes.txt``."""
 
-TOKEN_SUFFIXES = (".bin", ".npy", ".idx")
+TOKEN_SUFFIXES = (".bin", ".npy", ".idx", ".ds")
 """Files of tokens; `birthmark.data.token_file_formats` tells their formats apart."""
 
 TokenDtype = Literal["", "uint8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]

@@ -260,11 +260,11 @@ class Store:
         path = f"{self._root.rstrip('/')}/{key}"
 
         def attempt(alive: Callable[[], None]) -> None:
+            if not self._fs.async_impl:  # a store of objects has no folders, and some would make a bucket
+                self._fs.makedirs(self._fs._parent(path), exist_ok=True)
             if isinstance(content, Path):
                 self._fs.put_file(str(content), path, callback=_progress(alive))
             else:
-                if not self._fs.async_impl:  # a store of objects has no folders, and some would make a bucket
-                    self._fs.makedirs(self._fs._parent(path), exist_ok=True)
                 self._fs.pipe_file(path, content)
             self._fs.invalidate_cache(self._fs._parent(path))
             sent, said = content.stat().st_size if isinstance(content, Path) else len(content), self._fs.info(path)

@@ -1,4 +1,4 @@
-"""The formats of token files, and the one that a path is of: raw, llm.c, Megatron-LM, litdata."""
+"""The formats of token files, and the one that a path is of: raw, llm.c, Megatron-LM, litdata, MDS, datatrove."""
 
 from __future__ import annotations
 
@@ -386,6 +386,134 @@ def _item_ends(path: Path, n_items: int, itemsize: int, n_tokens: int) -> np.nda
     return ends
 
 
+# ---------------------------------------------------------------- MDS
+# MosaicML's sets (mosaicml-streaming): ``index.json`` and shards of samples.
+#
+# A shard (`streaming/base/format/mds/writer.py`, little-endian) is uint32 number of samples N, uint32 ``[N + 1]`` byte
+# offsets of the samples in the file, the columns as JSON, then the samples. A sample of one column of a fixed size,
+# ``ndarray:uint16:2048``, is its values alone, so that the samples of a shard are one array; any other has its length
+# before it. A sample is a document.
+
+_MDS_MEND = "; write its tokens again with columns={'tokens': 'ndarray:uint16:N'} (or uint32), N tokens a sample"
+
+
+class _MdsFile(TypedDict):
+    basename: str
+    bytes: Count
+
+
+class _MdsShard(TypedDict):
+    format: str
+    samples: Count
+    column_names: list[str]
+    column_encodings: list[str]
+    raw_data: _MdsFile
+    compression: NotRequired[str | None]
+
+
+class _MdsIndex(TypedDict):
+    shards: list[_MdsShard]
+
+
+def is_mds(folder: Path) -> bool:
+    """Return True if a folder has the index of a MosaicML set with shards of MDS."""
+    index = folder / INDEX
+    if not index.is_file():
+        return False
+    with index.open("rb") as file:
+        start = file.read(1 << 16)
+    return b'"shards"' in start and b'"mds"' in start
+
+
+def read_mds(key: str, folder: Path, token_dtype: str) -> list[TokenFile]:
+    """Read the tokens of all shards, in the index's order.
+
+    Raises:
+        UsageError: samples are not tokens of a fixed number, are compressed, or a shard contradicts the index.
+        RunError: the index is damaged.
+    """
+    index = folder / INDEX
+    said: _MdsIndex = read_json(index, _MdsIndex, "copy the folder again")
+    files = []
+    for shard in said["shards"]:
+        columns = dict(zip(shard["column_names"], shard["column_encodings"], strict=False))
+        listed = one_line(", ".join(f"{name} ({kind})" for name, kind in columns.items()), 80) or "none"
+        if len(columns) != 1 or len(shard["column_names"]) != len(shard["column_encodings"]):
+            raise UsageError(f"{index}: an MDS set with the columns {listed}, not one of tokens{_MDS_MEND}")
+        kind = next(iter(columns.values())).split(":")
+        if len(kind) != 3 or kind[0] != "ndarray" or kind[1] not in DTYPES or not kind[2].isdecimal():
+            raise UsageError(
+                f"{index}: an MDS set whose column {listed} has samples of no fixed number of tokens{_MDS_MEND}"
+            )
+        dtype, length = known_dtype(index, kind[1], token_dtype), int(kind[2])
+        name, n = shard["raw_data"]["basename"], shard["samples"]
+        path = path_below(folder, name, lambda why: UsageError(f"{index}: damaged (shard {why}); copy the set again"))
+        if shard.get("compression") and not path.is_file():
+            raise UsageError(f"{index}: its shards have compression {shard['compression']!r}; decompress them first")
+        check_file(path, fail=UsageError)
+        offset = shard["raw_data"]["bytes"] - n * length * np.dtype(dtype).itemsize
+        with path.open("rb") as file:
+            table = np.frombuffer(file.read(4 * (n + 2)), dtype="<u4")
+        size = length * np.dtype(dtype).itemsize
+        if (
+            file_bytes(path) != shard["raw_data"]["bytes"]
+            or offset < 4 * (n + 2)
+            or not np.array_equal(table, [n, *range(offset, offset + n * size + 1, size)])
+        ):
+            raise UsageError(f"{path}: cut short or damaged: it is not {n} samples of {length} tokens; copy it again")
+        ends = partial(_equal_ends, n, length)
+        whole_key = f"{key}/{name}" if key else name
+        files.append(TokenFile(whole_key, path, dtype, n * length, offset, document_ends=ends, others=(index,)))
+    return files
+
+
+def _equal_ends(n: int, length: int) -> np.ndarray:
+    return np.arange(1, n + 1, dtype=np.int64) * length
+
+
+# ---------------------------------------------------------------- datatrove
+# datatrove's ``.ds``: bare tokens of 2 or 4 bytes; ``.ds.index`` with the ends of documents; ``.ds.metadata``.
+#
+# `datatrove/pipeline/tokens/tokenizer.py`, little-endian: the index is uint64 ``[documents]``, in tokens. The metadata,
+# which only some writers leave, begin with the line TOKENIZER|BYTES OF A TOKEN.
+
+_DS_MEND = "; copy it again, or write it again with datatrove's DocumentTokenizer"
+
+
+def read_datatrove(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
+    """Read the tokens of a ``.ds`` with their documents.
+
+    Raises:
+        UsageError: nothing says the size of a token, or the index contradicts the file.
+    """
+    index, metadata = (path.with_name(f"{path.name}.{what}") for what in ("index", "metadata"))
+    dtype = None
+    if metadata.is_file():
+        with metadata.open("rb") as file:
+            said = file.readline(1 << 16).rstrip(b"\r\n").rpartition(b"|")[2]
+        dtype = {b"2": "uint16", b"4": "uint32"}.get(said)
+        if dtype is None:
+            raise UsageError(f"{metadata}: damaged (its first line does not end with |2 or |4){_DS_MEND}")
+    stored = known_dtype(path, dtype, token_dtype)
+    n_tokens, left = divmod(file_bytes(path), np.dtype(stored).itemsize)
+    if left:
+        raise UsageError(f"{path}: cut short: {left} bytes are left behind its last token{_DS_MEND}")
+    if not index.is_file():
+        return [TokenFile(key, path, stored, n_tokens)]
+    if file_bytes(index) % 8:
+        raise UsageError(f"{index}: cut short: {file_bytes(index)} bytes are no ends of documents{_DS_MEND}")
+    ends = partial(_ends_of_index, index, n_tokens)
+    return [TokenFile(key, path, stored, n_tokens, document_ends=ends, others=(index,))]
+
+
+def _ends_of_index(index: Path, n_tokens: int) -> np.ndarray:
+    """Read the ends of documents from datatrove's index."""
+    ends = np.fromfile(index, dtype="<u8").astype(np.int64)
+    if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != n_tokens:
+        raise UsageError(f"{index}: lies: its documents do not ascend to the {n_tokens} tokens of the file{_DS_MEND}")
+    return ends
+
+
 # ---------------------------------------------------------------- the table of formats
 # Table of the formats of token files, and the detection of a path's format.
 
@@ -406,20 +534,31 @@ class TokenFormat:
 #: The first that recognises a path reads it.
 FORMATS = (
     TokenFormat("litdata", "", is_litdata, read_litdata),
+    TokenFormat("MDS", "", is_mds, read_mds),
     TokenFormat("Megatron-LM", ".bin", is_megatron, read_megatron),
     TokenFormat("llm.c", ".bin", is_llm_c, read_llm_c),
     TokenFormat("raw", ".bin", lambda path: True, read_raw),
     TokenFormat("numpy", ".npy", is_numpy, read_numpy),
     TokenFormat("raw", ".npy", lambda path: True, read_raw),
+    TokenFormat("datatrove", ".ds", lambda path: True, read_datatrove),
 )
 
 
 def holds_tokens(path: Path) -> bool:
-    """Return True if a named path holds tokens: a token file, litdata's folder, or a folder without text."""
+    """Return True if a named path holds tokens: a token file, the folder of litdata or MDS, or a folder without text.
+
+    Raises:
+        UsageError: it holds several sets of MDS.
+    """
     if not path.is_dir():
         return path.suffix.lower() in TOKEN_SUFFIXES
-    if is_litdata(path):
+    if is_litdata(path) or is_mds(path):
         return True
+    if parts := sorted(part.name for part in path.iterdir() if part.is_dir() and is_mds(part)):
+        raise UsageError(
+            f"{path}: holds the MDS sets {', '.join(parts)}; name one as data.path, as {path / parts[0]}, and another "
+            "as data.val_path"
+        )
     found = walk(path).keys()
     return bool(found & set(TOKEN_SUFFIXES)) and not found & {*TEXT_SUFFIXES, *TABLE_SUFFIXES}
 
@@ -435,12 +574,13 @@ def find_token_files(path: Path, token_dtype: str, field: str = "data.path") -> 
     Raises:
         UsageError: no file of tokens, files of several formats, or one that is damaged.
     """
-    if path.is_dir() and FORMATS[0].recognises(path):
-        return FORMATS[0].name, FORMATS[0].read("", path, token_dtype)
+    for kind in FORMATS:
+        if not kind.suffix and path.is_dir() and kind.recognises(path):
+            return kind.name, kind.read("", path, token_dtype)
     named = [(path.name, path)] if path.suffix.lower() in TOKEN_SUFFIXES else []
     if path.is_dir():
         found = walk(path)
-        named = sorted((file.key, file.path) for suffix in (".bin", ".npy") for file in found.get(suffix, ()))
+        named = sorted((file.key, file.path) for suffix in (".bin", ".npy", ".ds") for file in found.get(suffix, ()))
     files: dict[str, list[TokenFile]] = {}
     for key, file in named:
         # An index stands for the file that it describes.

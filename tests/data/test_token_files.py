@@ -87,6 +87,35 @@ def litdata(folder: Path, documents: Sequence[Sequence[int]], data_format: str =
     return folder
 
 
+def datatrove(path: Path, documents: Sequence[Sequence[int]]) -> Path:
+    """Tokens of 2 bytes, the ends of the documents, and the metadata of a last file."""
+    ends = np.cumsum([len(document) for document in documents]).tolist()
+    raw(path, [token for document in documents for token in document])
+    path.with_name(f"{path.name}.index").write_bytes(struct.pack(f"<{len(ends)}Q", *ends))
+    path.with_name(f"{path.name}.metadata").write_text(f"gpt2|2\n{ends[-1]}\n{ends[-1]} T")
+    return path
+
+
+def mds(folder: Path, samples: np.ndarray, encoding: str = "", name: str = "tokens") -> Path:
+    """Two shards ``[n, length]``, as mosaicml-streaming's MDSWriter lays them out."""
+    folder.mkdir(parents=True)
+    encoding = encoding or f"ndarray:{samples.dtype.name}:{samples.shape[1]}"
+    columns = {"column_encodings": [encoding], "column_names": [name], "column_sizes": [samples[0].nbytes]}
+    common = {"compression": None, "format": "mds", "hashes": [], "size_limit": 1 << 26, "version": 2}
+    shards = []
+    for number, part in enumerate((samples[:3], samples[3:])):
+        said = json.dumps(common | columns, sort_keys=True).encode()
+        first = 4 * (len(part) + 2) + len(said)
+        offsets = [first + i * samples[0].nbytes for i in range(len(part) + 1)]
+        content = struct.pack(f"<{len(part) + 2}I", len(part), *offsets) + said + part.tobytes()
+        basename = f"shard.{number:05d}.mds"
+        (folder / basename).write_bytes(content)
+        held = {"basename": basename, "bytes": len(content), "hashes": {}}
+        shards.append(common | columns | {"raw_data": held, "samples": len(part), "zip_data": None})
+    (folder / "index.json").write_text(json.dumps({"shards": shards, "version": 2}))
+    return folder
+
+
 def write(name: str, folder: Path) -> dict[str, Any]:
     """A format's files, and the fields that a config needs for them."""
     match name:
@@ -105,11 +134,13 @@ def write(name: str, folder: Path) -> dict[str, Any]:
             return {"path": str(megatron(folder / "a_text_document.bin", DOCUMENTS))}
         case "litdata":
             return {"path": str(litdata(folder / "train", DOCUMENTS))}
+        case "datatrove":
+            return {"path": str(datatrove(folder / "00000_shuffled.ds", DOCUMENTS))}
     raise AssertionError(name)
 
 
 RAW = ("nanoGPT", "OLMo", "numpy", "llm.c, GPT-2", "llm.c, Llama 3")
-WITH_DOCUMENTS = ("Megatron-LM", "litdata")
+WITH_DOCUMENTS = ("Megatron-LM", "litdata", "datatrove")
 
 
 @pytest.fixture
@@ -170,6 +201,57 @@ def test_documents_stay_whole(name: str, config: Callable[..., DataConfig], tmp_
     assert stream(again, "val") == stream(data, "val")
     worker = pickle.loads(pickle.dumps(data.train))
     assert worker.batch(0, 5).tolist() == data.train.batch(0, 5).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_samples_of_mds_are_documents(dtype: str, config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    samples = np.arange(1, 7 * 20 + 1, dtype=dtype).reshape(7, 20)
+    folder = mds(tmp_path / "set" / "train", samples)
+    data = prepare(config(path=str(folder)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    found = [np.reshape(stream(data, split), (-1, 20)).tolist() for split in ("train", "val")]
+    assert sorted(found[0] + found[1]) == samples.tolist()
+    assert all(part == sorted(part) and part for part in found)
+    with pytest.raises(UsageError, match=r"holds the MDS sets train; name one as data\.path"):
+        prepare(config(path=str(tmp_path / "set")), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "expected"),
+    [
+        (
+            "bytes",
+            "tokens",
+            r"column tokens \(bytes\) has samples of no fixed number of tokens; write its",
+        ),
+        ("ndarray:int32", "tokens", "has samples of no fixed number of tokens"),
+        ("str", "text", "has samples of no fixed number of tokens"),
+        ("ndarray:int32:21", "tokens", "cut short or damaged: it is not 3 samples of 21 tokens"),
+    ],
+)
+def test_other_mds_is_refused_by_name(
+    encoding: str, name: str, expected: str, config: Callable[..., DataConfig], tmp_path: Path
+) -> None:
+    folder = mds(tmp_path / "set", np.zeros((7, 20), dtype=np.int32), encoding, name)
+    with pytest.raises(UsageError, match=expected):
+        prepare(config(path=str(folder)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("a.ds", b"123", "cut short: 1 bytes are left"),
+        ("a.ds.index", b"123", "cut short: 3 bytes are no ends"),
+        ("a.ds.index", struct.pack("<2Q", 9, 4), "lies: its documents do not ascend"),
+        ("a.ds.metadata", b"gpt2\n", "damaged \\(its first line does not end with"),
+    ],
+)
+def test_damage_of_datatrove_is_one_line(
+    file: str, content: bytes, expected: str, config: Callable[..., DataConfig], tmp_path: Path
+) -> None:
+    path = datatrove(tmp_path / "a.ds", DOCUMENTS)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(UsageError, match=expected):
+        prepare(config(path=str(path)), vocab_size=VOCAB, seq_len=SEQ_LEN)
 
 
 def test_the_split_does_not_depend_on_how_a_file_is_read(
@@ -404,7 +486,7 @@ def test_a_damaged_file_is_one_line(
         ("nanoGPT", {"end_token": -1}, r"^data\.end_token: -1 is no token"),
         ("nanoGPT", {"val_path": "/no/where.bin"}, r"^data\.val_path: '/no/where\.bin' does not exist"),
         ("nanoGPT", {"val_path": []}, r"^data\.val_path: empty"),
-        ("nanoGPT", {"val_path": __file__}, r"^data\.val_path: .*\.py' holds no \.bin/\.npy/\.idx files"),
+        ("nanoGPT", {"val_path": __file__}, r"^data\.val_path: .*\.py' holds no \.bin/\.npy/\.idx/\.ds files"),
     ],
 )
 def test_fields_that_do_not_fit(
