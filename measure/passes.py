@@ -47,17 +47,16 @@ class FiniteWatch:
                 self.names[site, layer] = _SITES[site].format(layer)
         self.names["logits", n_layers] = "the logits"
         zero = torch.zeros((), dtype=torch.float64, device=device)
-        self.totals = dict.fromkeys(self.names, zero)
+        self.totals = {name: [zero] for name in self.names}
 
     def see(self, site: str, layer: int, x: Tensor) -> None:
         """Check a tensor; one pass over it, no copy."""
         # NaN and inf survive every sum.
-        total = x.sum(dtype=torch.promote_types(x.dtype, torch.float32))
-        self.totals[site, layer] = self.totals[site, layer] + total
+        self.totals[site, layer].append(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)))
 
     def first(self, *, everywhere: bool = False) -> str | None:
         """Name the first place of the pass that showed any, on this or any rank; None if all was finite."""
-        broken = ~torch.stack(list(self.totals.values())).isfinite()
+        broken = torch.stack([~torch.stack(totals).isfinite().all() for totals in self.totals.values()])
         shown = (sum_over_ranks(broken.int()) if everywhere else broken).tolist()
         return next((name for name, broken in zip(self.names.values(), shown, strict=True) if broken), None)
 

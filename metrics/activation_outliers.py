@@ -46,9 +46,32 @@ class SequenceMoments(NamedTuple):
     """``max |x − μ|`` over positions."""
 
 
-def sequence_moments(x_BTD: Tensor) -> SequenceMoments:
-    """Compute moments about each sequence's mean, and extremes. Reads the activations once for the mean, and once more
-    a block at a time.
+class SequenceSums(NamedTuple):
+    """Sums and extremes about each sequence's mean, as a pass over its activations gives them; float32 or wider.
+    Dimensions may precede B.
+    """
+
+    second_BT: Tensor
+    """``Σ (x − μ)²`` over the channels of each position."""
+    fourth_root_BT: Tensor
+    """``√Σ (x − μ)⁴`` over the channels of each position."""
+    largest_BT: Tensor
+    """``max |x|`` over channels, in the inputs' type."""
+    away_squared_BD: Tensor
+    """``max (x − μ)²`` over positions."""
+
+    def moments(self) -> SequenceMoments:
+        """Compute the moments."""
+        length, width = self.second_BT.shape[-1], self.away_squared_BD.shape[-1]
+        variance_B = self.second_BT.sum(-1, dtype=torch.float64) / (length * width - 1)
+        fourth_BT = self.fourth_root_BT.square().double() / width
+        largest_BT = self.largest_BT.to(self.second_BT.dtype)
+        return SequenceMoments(variance_B.sqrt(), fourth_BT, largest_BT, self.away_squared_BD.sqrt())
+
+
+def sequence_sums(x_BTD: Tensor) -> SequenceSums:
+    """Compute sums about each sequence's mean, and extremes. Reads the activations once for the mean, and once more a
+    block at a time.
     """
     _, length, width = x_BTD.shape
     wide = torch.promote_types(x_BTD.dtype, torch.float32)
@@ -64,9 +87,7 @@ def sequence_moments(x_BTD: Tensor) -> SequenceMoments:
             of_rows.append((square.sum(-1), fourth_root, largest_size(x, -1), square.amax(1, keepdim=True)))
         of_sequences.append([_joined(parts, 1) for parts in zip(*of_rows, strict=True)])
     second_BT, root_BT, largest_BT, away_BRD = (_joined(parts, 0) for parts in zip(*of_sequences, strict=True))
-    variance_B = second_BT.sum(1, dtype=torch.float64) / (length * width - 1)
-    fourth_BT = root_BT.square_().double() / width
-    return SequenceMoments(variance_B.sqrt(), fourth_BT, largest_BT.to(wide), away_BRD.amax(1).sqrt_())
+    return SequenceSums(second_BT, root_BT, largest_BT, away_BRD.amax(1) if away_BRD.shape[1] > 1 else away_BRD[:, 0])
 
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -112,22 +133,28 @@ class ActivationOutliers(AdditiveMetric):
         """Add a batch of activations ``[B, T, D]`` seen at one place: states from 0, then attentions, then MLPs."""
         if len(x_BTD) == 0:
             return
-        std_B, fourth_BT, largest_BT, away_BD = sequence_moments(x_BTD)
-        fourth_power_B = std_B.square().square()
-        kurtosis_BT = (fourth_BT / fourth_power_B[:, None]).masked_fill_(std_B[:, None] == 0, 0.0)
-        is_outlier_BD = away_BD > OUTLIER_SIGMAS * std_B[:, None]
-        # In the order of _PER_SEQUENCE; added up together, because to a GPU each small sum is a launch.
+        self.keep(place, *sequence_sums(x_BTD))
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        std_PB, fourth_PBT, largest_PBT, away_PBD = SequenceSums(*tensors_P).moments()
+        is_outlier_PBD = away_PBD > OUTLIER_SIGMAS * std_PB[..., None]
+        fourth_power_PB = std_PB.square().square()
+        kurtosis_PBT = (fourth_PBT / fourth_power_PB[..., None]).masked_fill_(std_PB[..., None] == 0, 0.0)
+        # In the order of _PER_SEQUENCE.
         numbers = (
-            kurtosis_BT.mean(1),
-            fourth_BT.mean(1) / (fourth_power_B + PUBLISHED_EPS),
-            largest_BT.amax(1),
-            is_outlier_BD.sum(1, dtype=torch.float64) / is_outlier_BD.shape[1],
+            kurtosis_PBT.mean(2),
+            fourth_PBT.mean(2) / (fourth_power_PB + PUBLISHED_EPS),
+            largest_PBT.amax(2),
+            is_outlier_PBD.sum(2, dtype=torch.float64) / is_outlier_PBD.shape[2],
         )
-        self.sequence_sums[:, place].add_(torch.stack(numbers).sum(1))
-        self.n_sequences[place].add_(len(x_BTD))
-        if place <= self.n_layers:
-            self.position_kurtosis_sum[place].add_(kurtosis_BT.sum(0))
-            self.position_largest_sum[place].add_(largest_BT.sum(0, dtype=torch.float64))
+        self.sequence_sums[:, places].add_(torch.stack(numbers).sum(2))
+        self.n_sequences[places].add_(std_PB.shape[1])
+        # Places of the residual stream come first.
+        n_states = max(min(places.stop, self.n_layers + 1) - places.start, 0)
+        states = slice(places.start, places.start + n_states)
+        self.position_kurtosis_sum[states].add_(kurtosis_PBT[:n_states].sum(1))
+        self.position_largest_sum[states].add_(largest_PBT[:n_states].sum(1, dtype=torch.float64))
 
     def compute(self) -> dict[str, np.ndarray]:
         """Return means over sequences; NaN for places without data."""

@@ -57,14 +57,20 @@ class SeedAlignment(AdditiveMetric):
 
     def update(self, place: int, h_BTD: Tensor) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place; the last position is read."""
-        last_BD = h_BTD[:, -1].double()
-        norm_B = torch.linalg.vector_norm(last_BD, dim=-1)
-        self.hidden_sum[place].add_(last_BD.sum(0))
+        self.keep(place, h_BTD[:, -1].clone())
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        last_PBD = tensors_P[0].double()
+        norm_PB = torch.linalg.vector_norm(last_PBD, dim=-1)
+        self.hidden_sum[places].add_(last_PBD.sum(1))
         # Finite where a vector is 0, so that its unit vector is 0.
-        self.unit_sum[place].add_(torch.mv(last_BD.T, norm_B.clamp_min(torch.finfo(norm_B.dtype).tiny).reciprocal_()))
-        self.energy_along[:, place].add_((last_BD @ self.references[:, place].T).square_().sum(0))
-        self.energy[place].add_(norm_B.square_().sum())
-        self.n_sequences[place].add_(len(last_BD))
+        inverse_PB = norm_PB.clamp_min(torch.finfo(norm_PB.dtype).tiny).reciprocal_()
+        self.unit_sum[places].add_(torch.bmm(inverse_PB[:, None], last_PBD)[:, 0])
+        along_PBR = torch.bmm(last_PBD, self.references[:, places].permute(1, 2, 0))
+        self.energy_along[:, places].add_(along_PBR.square_().sum(1).T)
+        self.energy[places].add_(norm_PB.square_().sum(1))
+        self.n_sequences[places].add_(last_PBD.shape[1])
 
     def compute(self) -> AlignmentResult:
         """Return the mean direction, and alignment, drift and energy share for every reference."""
@@ -129,19 +135,24 @@ class Contraction(AdditiveMetric):
     def update(self, place: int, h_BTD: Tensor) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
         h_BTD = h_BTD.to(torch.promote_types(h_BTD.dtype, torch.float32))
-        n_sequences, n_positions, _ = h_BTD.shape
         norm_BT = torch.linalg.vector_norm(h_BTD, dim=-1)
         # Finite where a vector is 0, so that its unit vector is 0.
         inverse_norm_BT = norm_BT.clamp_min(torch.finfo(norm_BT.dtype).tiny).reciprocal_()
         with torch.autocast(h_BTD.device.type, enabled=False):
             unit_sum_BD = torch.bmm(inverse_norm_BT[:, None], h_BTD)
-            self.inter_sum[place].add_(torch.mv(h_BTD[:, -1].T, inverse_norm_BT[:, -1]))
+            last_D = torch.mv(h_BTD[:, -1].T, inverse_norm_BT[:, -1])
+        self.keep(place, last_D, torch.linalg.vector_norm(unit_sum_BD, dtype=torch.float64), norm_BT)
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        last_PD, length_P, norm_PBT = tensors_P
+        _, n_sequences, n_positions = norm_PBT.shape
         # All sequences' ‖Σu‖² − Σ‖u‖² together.
-        products = torch.linalg.vector_norm(unit_sum_BD, dtype=torch.float64).square() - norm_BT.count_nonzero()
-        pairs = n_positions * (n_positions - 1) or torch.nan
-        self.intra_sum[place].add_(products / pairs)
-        self.n_sequences[place].add_(n_sequences)
-        self.n_directed[place].add_(norm_BT[:, -1].count_nonzero())
+        products_P = length_P.square() - norm_PBT.count_nonzero((1, 2))
+        self.inter_sum[places].add_(last_PD)
+        self.intra_sum[places].add_(products_P / (n_positions * (n_positions - 1) or torch.nan))
+        self.n_sequences[places].add_(n_sequences)
+        self.n_directed[places].add_(norm_PBT[..., -1].count_nonzero(1))
 
     def compute(self) -> ContractionResult:
         """Return inter- and intra-sequence contraction at every place."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from .sums import AdditiveMetric, FreedMetric, sum_over_ranks
+from .sums import AdditiveMetric, PlaceMetric, sum_over_ranks
 
 # ---------------------------------------------------------------- work on many matrices at once
 
@@ -134,9 +134,14 @@ class DominanceRatio(AdditiveMetric):
         size_BTD = h_BTD.abs()
         largest_BT = size_BTD.amax(-1)
         mean_BT = size_BTD.mean(-1, dtype=torch.promote_types(h_BTD.dtype, torch.float32))
-        ratio_BT = (largest_BT / mean_BT).masked_fill_(largest_BT == 0, 1.0)
-        self.ratio_sum[place].add_(ratio_BT.sum(0, dtype=torch.float64))
-        self.n_sequences[place].add_(len(h_BTD))
+        self.keep(place, largest_BT, mean_BT)
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        largest_PBT, mean_PBT = tensors_P
+        ratio_PBT = (largest_PBT / mean_PBT).masked_fill_(largest_PBT == 0, 1.0)
+        self.ratio_sum[places].add_(ratio_PBT.sum(1, dtype=torch.float64))
+        self.n_sequences[places].add_(largest_PBT.shape[1])
 
     def compute(self) -> DominanceResult:
         """Return the mean ratios of every position, and those of position 0 and of the median position."""
@@ -153,15 +158,6 @@ class MassiveResult(NamedTuple):
     """``[S, k]`` int64."""
     channel: np.ndarray
     """``[S, k]`` int64."""
-
-
-def _first_largest(values_N: Tensor, k: int) -> Tensor:
-    """Return indices of the k largest values, in no order; ties go to the first."""
-    n, smallest = len(values_N), values_N.topk(k).values[-1]
-    # Quicker than a stable sort: fewer than k values are larger than the smallest, and none of their numbers is equal.
-    index_N = torch.arange(n, device=values_N.device)
-    number_N = torch.where(values_N > smallest, index_N - n, index_N.where(values_N == smallest, n))
-    return number_N.topk(k, largest=False).indices
 
 
 def _ordered(list_SN3: Tensor) -> Tensor:
@@ -186,7 +182,7 @@ def _merge_lists(lists_WSK3: Tensor) -> Tensor:
     return reduce(_merge_two, lists_WSK3)
 
 
-class MassiveActivations(FreedMetric):
+class MassiveActivations(PlaceMetric):
     """The k (position, channel) pairs of largest ``|h|`` over the sequences, per place.
 
     Among equal values the pair of the lowest position, then of the lowest channel, counts as larger, so the list does
@@ -206,6 +202,7 @@ class MassiveActivations(FreedMetric):
 
     def __init__(self, n_places: int, seq_len: int, d_model: int, k: int = 10) -> None:
         super().__init__()
+        self.d_model = d_model
         empty = torch.full((n_places, min(k, seq_len * d_model), 3), -1.0, dtype=torch.float64)
         empty[..., 0] = -torch.inf
         self.add_state("top", empty, dist_reduce_fx=_merge_lists)
@@ -214,15 +211,19 @@ class MassiveActivations(FreedMetric):
         """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
         if len(h_BTD) == 0:
             return
-        d_model, k = h_BTD.shape[-1], self.top.shape[1]
+        k = self.top.shape[1]
         largest_TD = h_BTD.abs().amax(0)
-        # The k largest entries are in the k rows of largest maximum.
-        rows = _first_largest(largest_TD.amax(-1), min(k, len(largest_TD))).sort().values
-        value_N = largest_TD[rows].flatten()
-        index_K = _first_largest(value_N, k)
-        value_K, position_K, channel_K = value_N[index_K], rows[index_K // d_model], index_K % d_model
-        found_K3 = torch.stack([value_K.double(), position_K.double(), channel_K.double()], dim=-1)
-        self.top[place] = _merge_two(self.top[place][None], found_K3[None])[0]
+        # The k largest entries are in the k rows of largest maximum. Stable sorts leave ties to the first.
+        rows_R = largest_TD.amax(-1).argsort(descending=True, stable=True)[:k].sort().values
+        value_N, index_N = largest_TD[rows_R].flatten().sort(descending=True, stable=True)
+        self.keep(place, value_N[:k], index_N[:k], rows_R)
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        value_PK, index_PK, rows_PR = tensors_P
+        position_PK, channel_PK = rows_PR.gather(1, index_PK // self.d_model), index_PK % self.d_model
+        found_PK3 = torch.stack([value_PK.double(), position_PK.double(), channel_PK.double()], dim=-1)
+        self.top[places] = _merge_two(self.top[places], found_PK3)
 
     def compute(self) -> MassiveResult:
         """Return the lists of values, positions and channels."""

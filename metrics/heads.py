@@ -66,10 +66,15 @@ class HeadEntropy(AdditiveMetric):
     def update(self, layer: int, sums: KeySums) -> None:
         """Add a batch of one layer (from 0)."""
         assert sums.entropy_BH is not None
-        self.entropy_sum[layer].add_(sums.entropy_BH.sum(0, dtype=torch.float64))
-        self.n_sequences[layer].add_(len(sums.entropy_BH))
-        if sums.largest_BH is not None and len(sums.largest_BH):
-            self.largest[layer] = self.largest[layer].maximum(sums.largest_BH.amax(0))
+        self.keep(layer, sums.entropy_BH, *([] if sums.largest_BH is None else [sums.largest_BH]))
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        entropy_PBH, *largest = tensors_P
+        self.entropy_sum[places].add_(entropy_PBH.sum(1, dtype=torch.float64))
+        self.n_sequences[places].add_(entropy_PBH.shape[1])
+        for largest_PBH in largest if entropy_PBH.shape[1] else []:
+            self.largest[places] = self.largest[places].maximum(largest_PBH.amax(1))
 
     def reduce_over(self, group: Any) -> None:
         """See :class:`AdditiveMetric`."""
@@ -132,17 +137,21 @@ class KeyValueNorms(AdditiveMetric):
             importance_BHT: importance of every key, from weights divided by their row's sum; the largest is each head's
                 sink.
         """
-        norm_XBHT = torch.stack([channel_norms(k_BHTK), channel_norms(v_BHTK)])
-        n_others = norm_XBHT.shape[-1] - 1
-        sink_BH1 = importance_BHT[..., : self.n_judged].argmax(-1, keepdim=True)
-        at_sink_XBH = norm_XBHT.gather(-1, sink_BH1.expand(2, *sink_BH1.shape))[..., 0].double()
-        first_XBH, total_XBH = norm_XBHT[..., 0].double(), norm_XBHT.sum(-1, dtype=torch.float64)
-        self.position_sum[:, layer].add_(norm_XBHT.sum(1).mean(1))
-        self.first_sum[:, layer].add_(first_XBH.sum(1))
-        self.behind_first_sum[:, layer].add_((total_XBH - first_XBH).sum(1) / n_others)
-        self.sink_sum[:, layer].add_(at_sink_XBH.sum(1))
-        self.elsewhere_sum[:, layer].add_((total_XBH - at_sink_XBH).sum(1) / n_others)
-        self.n_sequences[layer].add_(len(k_BHTK))
+        self.keep(layer, channel_norms(k_BHTK), channel_norms(v_BHTK), importance_BHT[..., : self.n_judged])
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        *norms, importance_PBHJ = tensors_P
+        norm_XPBHT, sink_PBH1 = torch.stack(norms), importance_PBHJ.argmax(-1, keepdim=True)
+        n_others = norm_XPBHT.shape[-1] - 1
+        at_sink_XPBH = norm_XPBHT.gather(-1, sink_PBH1.expand(2, *sink_PBH1.shape))[..., 0].double()
+        first_XPBH, total_XPBH = norm_XPBHT[..., 0].double(), norm_XPBHT.sum(-1, dtype=torch.float64)
+        self.position_sum[:, places].add_(norm_XPBHT.sum(2).mean(2))
+        self.first_sum[:, places].add_(first_XPBH.sum(2))
+        self.behind_first_sum[:, places].add_((total_XPBH - first_XPBH).sum(2) / n_others)
+        self.sink_sum[:, places].add_(at_sink_XPBH.sum(2))
+        self.elsewhere_sum[:, places].add_((total_XPBH - at_sink_XPBH).sum(2) / n_others)
+        self.n_sequences[places].add_(importance_PBHJ.shape[1])
 
     def compute(self) -> dict[str, np.ndarray]:
         """Return mean norms by position, and the ratios of the norm at position 0 and at the sink to that of the other
@@ -166,16 +175,20 @@ N_LISTED = 10
 _IMPORTANCE, _POSITION, _TOKEN, _HEADS = range(4)
 
 
-def _first(entries_N4: Tensor, k: int) -> Tensor:
-    """Return the first k entries by falling importance, ties by rising position, rising token and falling heads. Each
-    position counts once.
+def _first(entries_PN4: Tensor, k: int) -> Tensor:
+    """Return the first k entries of each layer by falling importance, ties by rising position, rising token and falling
+    heads. Each position counts once.
     """
     for column, falling in ((_HEADS, True), (_TOKEN, False), (_POSITION, False), (_IMPORTANCE, True)):
-        entries_N4 = entries_N4[entries_N4[:, column].argsort(descending=falling, stable=True)]
-    position_N = entries_N4[:, _POSITION]
-    again_N = (position_N[:, None] == position_N).tril(-1).any(1)
+        entries_PN4 = _in_order(entries_PN4, entries_PN4[..., column].argsort(descending=falling, stable=True))
+    position_PN = entries_PN4[..., _POSITION]
+    again_PN = (position_PN[..., None] == position_PN[:, None]).tril(-1).any(-1)
     # Those that are left out go behind the others, which keep their order.
-    return entries_N4[again_N.to(torch.uint8).argsort(stable=True)][:k]
+    return _in_order(entries_PN4, again_PN.to(torch.uint8).argsort(stable=True)[:, :k])
+
+
+def _in_order(entries_PN4: Tensor, order_PK: Tensor) -> Tensor:
+    return entries_PN4.gather(1, order_PK[..., None].expand(-1, -1, 4))
 
 
 class SequenceSinks(AdditiveMetric):
@@ -221,21 +234,29 @@ class SequenceSinks(AdditiveMetric):
         if len(importance_BHT) == 0:
             return
         importance_BHJ = importance_BHT[..., : self.n_judged]
-        heads_BJ = (importance_BHJ > self.epsilon).sum(1)
-        self.sink_count[layer, : self.n_judged].add_((heads_BJ > 0).sum(0))
-        self.n_sequences[layer].add_(len(importance_BHT))
-        largest_BJ = importance_BHJ.amax(1).double()
-        tokens_BJ = torch.full_like(heads_BJ, -1) if tokens_BT is None else tokens_BT[:, : self.n_judged]
+        # Tokens are those of the batch for every layer, and are not overwritten.
+        self.keep(layer, importance_BHJ, *([] if tokens_BT is None else [tokens_BT[:, : self.n_judged]]))
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        importance_PBHJ, *tokens = tensors_P
+        heads_PBJ = (importance_PBHJ > self.epsilon).sum(2)
+        self.sink_count[places, : self.n_judged].add_((heads_PBJ > 0).sum(1))
+        self.n_sequences[places].add_(importance_PBHJ.shape[1])
+        largest_PBJ = importance_PBHJ.amax(2).double()
+        tokens_PBJ = tokens[0] if tokens else torch.full_like(heads_PBJ, -1)
         # For each position keep one sequence: the one of largest importance; ties by lowest token, then by most heads.
-        largest_J = largest_BJ.amax(0)
-        behind_BJ = largest_BJ < largest_J
-        token_J = tokens_BJ.masked_fill(behind_BJ, torch.iinfo(tokens_BJ.dtype).max).amin(0)
-        heads_J = heads_BJ.masked_fill(behind_BJ | (tokens_BJ != token_J), -1).amax(0)
-        position_J = torch.arange(self.n_judged, device=largest_J.device)
-        found_J4 = torch.stack([largest_J, position_J.double(), token_J.double(), heads_J.double()], dim=-1)[1:]
+        largest_P1J = largest_PBJ.amax(1, keepdim=True)
+        behind_PBJ = largest_PBJ < largest_P1J
+        token_P1J = tokens_PBJ.masked_fill(behind_PBJ, torch.iinfo(tokens_PBJ.dtype).max).amin(1, keepdim=True)
+        heads_PJ = heads_PBJ.masked_fill(behind_PBJ | (tokens_PBJ != token_P1J), -1).amax(1)
+        position_PJ = torch.arange(self.n_judged, device=heads_PJ.device).expand_as(heads_PJ)
+        found = largest_P1J[:, 0], position_PJ.double(), token_P1J[:, 0].double(), heads_PJ.double()
+        found_PJ4 = torch.stack(found, dim=-1)[:, 1:]
         # Positions are different here, and rise: the sort keeps the order of equal ones.
-        found_K4 = found_J4[found_J4[:, _IMPORTANCE].argsort(descending=True, stable=True)[: self.k]]
-        self.listed[layer] = _first(torch.cat([self.listed[layer], found_K4]), self.k)
+        order_PJ = found_PJ4[..., _IMPORTANCE].argsort(descending=True, stable=True)
+        found_PK4 = _in_order(found_PJ4, order_PJ[:, : self.k])
+        self.listed[places] = _first(torch.cat([self.listed[places], found_PK4], dim=1), self.k)
 
     def reduce_over(self, group: Any) -> None:
         """See :class:`AdditiveMetric`; lists are gathered and merged."""
@@ -243,11 +264,7 @@ class SequenceSinks(AdditiveMetric):
         if dist.is_available() and dist.is_initialized():
             lists = [torch.empty_like(self.listed) for _ in range(dist.get_world_size(group))]
             dist.all_gather(lists, self.listed, group=group)
-            merged = (reduce(self._merge, entries) for entries in zip(*lists, strict=True))
-            self.listed = torch.stack(list(merged))
-
-    def _merge(self, a_K4: Tensor, b_K4: Tensor) -> Tensor:
-        return _first(torch.cat([a_K4, b_K4]), self.k)
+            self.listed = reduce(lambda a, b: _first(torch.cat([a, b], dim=1), self.k), lists)
 
     def compute(self) -> dict[str, np.ndarray]:
         """Return the shares of sequences with a sink, by position and in total, and the lists of secondary sinks."""

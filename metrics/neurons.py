@@ -41,17 +41,24 @@ class SuperNeurons(AdditiveMetric):
 
     def __init__(self, n_layers: int, d_ff: int) -> None:
         super().__init__()
+        self.n_others = 0
         self.add_sums(first_sum=(n_layers, d_ff), others_sum=(n_layers, d_ff), n_sequences=(n_layers,))
 
     def update(self, layer: int, a_BTF: Tensor) -> None:
         """Add a batch of hidden activations ``[B, T, F]`` of one layer (from 0), as they enter the down projection."""
-        n_sequences, n_positions, _ = a_BTF.shape
         # Not a total less |a_0|, which would lose a small rest beside a large a_0.
         others_BF = total_size(a_BTF[:, 1:])
-        n_others = n_positions - 1 if n_positions > 1 else torch.nan
-        self.first_sum[layer].add_(a_BTF[:, 0].abs().sum(0, dtype=torch.float64))
-        self.others_sum[layer].add_(others_BF.sum(0, dtype=torch.float64) / n_others)
-        self.n_sequences[layer].add_(n_sequences)
+        if self.n_others != a_BTF.shape[1] - 1:
+            self.flush()
+            self.n_others = a_BTF.shape[1] - 1
+        self.keep(layer, a_BTF[:, 0].abs(), others_BF)
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        first_PBF, others_PBF = tensors_P
+        self.first_sum[places].add_(first_PBF.sum(1, dtype=torch.float64))
+        self.others_sum[places].add_(others_PBF.sum(1, dtype=torch.float64) / (self.n_others or torch.nan))
+        self.n_sequences[places].add_(first_PBF.shape[1])
 
     def compute(self) -> ActivationResult:
         """Return both means of every unit."""

@@ -105,24 +105,30 @@ class QKLock(AdditiveMetric):
     def update(self, layer: int, q_BHTK: Tensor, k_BHTK: Tensor) -> None:
         """Add a batch of queries and keys ``[B, H, T, d_head]`` as they enter the scores of one layer (from 0)."""
         q_BHTK = q_BHTK.to(torch.promote_types(q_BHTK.dtype, torch.float32))
-        first_BHK = k_BHTK[:, :, 0].to(q_BHTK.dtype)
-        n_sequences, n_heads, n_positions, _ = q_BHTK.shape
+        first_BHK = k_BHTK[:, :, 0].to(q_BHTK.dtype, copy=True)
+        n_sequences, n_heads = q_BHTK.shape[:2]
         # A sum over all vectors at once leaves a GPU idle: there each sequence has a product of its own.
         n_products = 1 if q_BHTK.device.type == "cpu" else max(n_sequences, 1)
         q_QNK = q_BHTK.unflatten(0, (n_products, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
-        unit_HBK = first_BHK.transpose(0, 1).double()
-        unit_HBK = unit_HBK / torch.linalg.vector_norm(unit_HBK, dim=-1, keepdim=True).clamp_min_(_TINY)
         with torch.autocast(q_BHTK.device.type, enabled=False):
             moment_QKK = torch.bmm(q_QNK.mT, q_QNK)
             self.query_moment[layer].add_(moment_QKK.unflatten(0, (n_products, n_heads)).sum(0, dtype=torch.float64))
-            self.key_moment[layer].add_(torch.bmm(unit_HBK.mT, unit_HBK))
             # As heads lie in memory. One vector per sequence is too little for a matrix product.
             dots_BTH = torch.linalg.vecdot(q_BHTK.transpose(1, 2), first_BHK[:, None])
-        self.query_sum[layer].add_(q_QNK.unflatten(0, (n_products, n_heads)).sum((0, 2)))
-        self.key_sum[layer].add_(unit_HBK.sum(1))
-        self.positive_count[layer].add_((dots_BTH[:, 1:] > 0).sum((0, 1)))
-        self.n_queries[layer].add_(n_sequences * (n_positions - 1))
-        self.n_sequences[layer].add_(n_sequences)
+        self.keep(layer, first_BHK, dots_BTH, q_QNK.unflatten(0, (n_products, n_heads)).sum((0, 2)))
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        first_PBHK, dots_PBTH, query_PHK = tensors_P
+        unit_PHBK = first_PBHK.transpose(1, 2).double()
+        unit_PHBK = unit_PHBK / torch.linalg.vector_norm(unit_PHBK, dim=-1, keepdim=True).clamp_min_(_TINY)
+        self.key_moment[places].add_(unit_PHBK.mT @ unit_PHBK)
+        self.query_sum[places].add_(query_PHK)
+        self.key_sum[places].add_(unit_PHBK.sum(2))
+        self.positive_count[places].add_((dots_PBTH[:, :, 1:] > 0).sum((1, 2)))
+        _, n_sequences, n_positions, _ = dots_PBTH.shape
+        self.n_queries[places].add_(n_sequences * (n_positions - 1))
+        self.n_sequences[places].add_(n_sequences)
 
     def compute(self) -> LockResult:
         """Return the signed and unsigned cosine, and the share of attracted queries."""

@@ -87,8 +87,8 @@ class KeySummer:
             # C: the kinds, as they are and normalised.
             self.total_CBHT = weights_BHRS.new_zeros(self.n_kinds, *self.shape_BHT)
             self.norm_CBHT = torch.empty_like(self.total_CBHT)
-            self.first_CBH = self.total_CBHT.new_zeros(self.total_CBHT.shape[:-1])
-            self.entropy_BH = self.total_CBHT.new_zeros(self.shape_BHT[:2])
+            self.first_CBH = self.total_CBHT.new_empty(self.total_CBHT.shape[:-1])
+            self.entropy_BH = self.total_CBHT.new_empty(self.shape_BHT[:2])
             self.on_first_CBHT = None if self.first_BT is None else torch.zeros_like(self.total_CBHT)
         kinds = [weights_BHRS]
         if self.n_kinds == 2:
@@ -115,17 +115,19 @@ class KeySummer:
         queries = self.entropy_queries
         if start == 0:
             self.kept: list[Tensor] = []
+        is_last = start + share_BHRS.shape[2] == self.shape_BHT[2]
         rows_BHRS = share_BHRS[:, :, (queries.start - start) % queries.step :: queries.step]
         # A copy: the reader's weights lie in a buffer that the next block of queries overwrites.
-        self.kept.append(rows_BHRS.clone(memory_format=torch.contiguous_format).flatten(2))
-        if start + share_BHRS.shape[2] == self.shape_BHT[2]:
+        self.kept.append(rows_BHRS.flatten(2) if is_last else rows_BHRS.clone().flatten(2))
+        if is_last:
             # N: the weights of all these queries. 0 · ln 0 is 0.
-            kept_BHN = torch.cat(self.kept, dim=-1)
+            kept_BHN = self.kept[0] if len(self.kept) == 1 else torch.cat(self.kept, dim=-1)
+            self.kept = []
             self.entropy_BH[part] = kept_BHN.clamp_min(_TINY).log_().mul_(kept_BHN).sum(-1).neg_()
 
     def _largest(self) -> Tensor | None:
-        if not self.largest:
-            return None
+        if len(self.largest) < 2:  # none, or one block that is all
+            return self.largest[0][1] if self.largest else None
         largest_BH = self.largest[0][1].new_full(self.shape_BHT[:2], -torch.inf)
         for part, blocks in groupby(self.largest, key=lambda entry: entry[0]):
             largest_BH[part] = torch.stack([block_BH for _, block_BH in blocks]).amax(0)
@@ -216,7 +218,7 @@ class AttentionSinks(AdditiveMetric):
         self.epsilon, self.grid, self.seq_len = epsilon, tuple(grid), seq_len
         # On the device once, not for every batch.
         epsilons = torch.tensor((epsilon, *self.grid), dtype=torch.float64)
-        self.register_buffer("epsilons", epsilons[:, None, None, None, None], persistent=False)
+        self.register_buffer("epsilons", epsilons[:, None, None, None, None, None], persistent=False)
         self.n_kinds = 1 if rows_sum_to_one else 2
         self.add_sums(
             mass_sum=(n_layers, self.n_kinds, n_heads),
@@ -228,12 +230,16 @@ class AttentionSinks(AdditiveMetric):
     def update(self, layer: int, weights: Weights | KeySums) -> None:
         """Add a batch of sequences of ``seq_len`` tokens: a layer's weights, or :func:`key_sums` of them."""
         sums = weights if isinstance(weights, KeySums) else key_sums(weights, self.seq_len)
-        importance_CBHT = sums.importance_2BHT[: self.n_kinds]
-        self.mass_sum[layer].add_(sums.mass_2BH[: self.n_kinds].sum(1, dtype=torch.float64))
-        self.importance_sum[layer].add_(importance_CBHT.sum(1, dtype=torch.float64))
-        is_sink_ECBHT = importance_CBHT > self.epsilons.to(importance_CBHT.dtype)
-        self.sink_count[:, layer].add_(is_sink_ECBHT.sum(2, dtype=torch.int32))
-        self.n_sequences[layer].add_(importance_CBHT.shape[1])
+        self.keep(layer, sums.importance_2BHT[: self.n_kinds], sums.mass_2BH[: self.n_kinds])
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        importance_PCBHT, mass_PCBH = tensors_P
+        self.mass_sum[places].add_(mass_PCBH.sum(2, dtype=torch.float64))
+        self.importance_sum[places].add_(importance_PCBHT.sum(2, dtype=torch.float64))
+        is_sink_EPCBHT = importance_PCBHT > self.epsilons.to(importance_PCBHT.dtype)
+        self.sink_count[:, places].add_(is_sink_EPCBHT.sum(3, dtype=torch.int32))
+        self.n_sequences[places].add_(importance_PCBHT.shape[2])
 
     def compute(self) -> SinkResult:
         """Return all sink quantities per layer and head."""

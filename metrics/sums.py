@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import groupby
 from types import MethodType
 from typing import Any
 from weakref import proxy
@@ -15,13 +17,23 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 # ---------------------------------------------------------------- metrics whose states are sums
 
+#: Bytes that a metric keeps before it adds them up.
+_KEPT_BYTES = 1 << 26
 
-class FreedMetric(Metric):
-    """A metric that is freed with the last reference to it.
+
+class PlaceMetric(Metric):
+    """A metric of many places of a pass, which adds up what several of them give together, and is freed with the last
+    reference to it.
 
     A ``torchmetrics.Metric`` keeps wrappers of its own methods, which hold it: with all of its states it lives on until
     Python's collector comes by, and that one counts objects, not their gigabytes. Here the wrappers hold it weakly.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[int, tuple[Tensor, ...]] = {}
+        self._kept_shapes: list[torch.Size] = []
+        self._kept_bytes = 0
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
         weak: Any = proxy(self)
@@ -29,10 +41,69 @@ class FreedMetric(Metric):
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         weak: Any = proxy(self)
-        return Metric._wrap_compute(weak, MethodType(type(self).compute, weak))
+        own = type(self).compute
+
+        @wraps(own)
+        def flushed(metric: Any) -> Any:
+            metric.flush()
+            return own(metric)
+
+        return Metric._wrap_compute(weak, MethodType(flushed, weak))
+
+    # A pass has many places, and each gives a metric small tensors: on a GPU every operator on them is a launch. What
+    # the places give in one batch is kept, and added up together when one of them gives more.
+
+    def keep(self, place: int, *tensors: Tensor) -> None:
+        """Keep the tensors that a batch gives at one place for :meth:`add`. They must be copies: what a pass shows is
+        overwritten.
+        """
+        shapes = [x.shape for x in tensors]
+        if place in self._kept or self._kept_bytes > _KEPT_BYTES or (self._kept and shapes != self._kept_shapes):
+            self.flush()
+        self._kept[place], self._kept_shapes = tensors, shapes
+        self._kept_bytes += sum(x.nbytes for x in tensors)
+
+    def flush(self) -> None:
+        """Add up all that is kept."""
+        kept, self._kept, self._kept_bytes = self._kept, {}, 0
+        # Neighbours together: a slice of a state is a view, and an index would be sent to the device.
+        for _, numbered in groupby(enumerate(sorted(kept)), lambda entry: entry[1] - entry[0]):
+            places = [place for _, place in numbered]
+            together = zip(*(kept[place] for place in places), strict=True)
+            tensors_P = [torch.stack(parts) if len(parts) > 1 else parts[0][None] for parts in together]
+            self.add(slice(places[0], places[-1] + 1), *tensors_P)
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """Add a batch of several places to the states.
+
+        Args:
+            places: places that follow one another.
+            tensors_P: what each of them gave to :meth:`keep`, stacked in front.
+        """
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._kept, self._kept_bytes = {}, 0
+        super().reset()
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """See `torchmetrics.Metric`; what either keeps is added up first."""
+        self.flush()
+        if isinstance(incoming_state, PlaceMetric):
+            incoming_state.flush()
+        super().merge_state(incoming_state)
+
+    def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
+        self.flush()
+        return super()._copy_state_dict()
+
+    def _apply(self, fn: Callable[..., Any], exclude_state: Sequence[str] = ()) -> Any:
+        self.flush()
+        return super()._apply(fn, exclude_state)
 
 
-class AdditiveMetric(FreedMetric):
+class AdditiveMetric(PlaceMetric):
     """A metric whose states are sums over sequences: additive over batches and ranks.
 
     A ``torchmetrics.Metric`` keeps a copy of each state's default, makes another when processes come together, and
@@ -62,6 +133,7 @@ class AdditiveMetric(FreedMetric):
             setattr(self, name, zero)
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
+        self.flush()
         # Nothing here writes into a state that stands in such a copy: they are replaced, and put back.
         return {name: getattr(self, name) for name in self._defaults}
 

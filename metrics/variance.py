@@ -67,15 +67,23 @@ class PositionalVariance(AdditiveMetric):
         """Add a batch of head outputs ``[B, H, T, d_head]`` of one layer (from 0)."""
         if len(o_BHTK) == 0:
             return
+        if layer in self._kept:
+            self.flush()  # with the number of sequences of their batch
         mean_THK, n = self.mean[layer], self.n_sequences[layer]
         o_BTHK = o_BHTK.transpose(1, 2).to(mean_THK.dtype)
         # Before there is a mean, the first sequence is near enough to it.
-        mean_THK.copy_(torch.where(n > 0, mean_THK, o_BTHK[0]))
+        torch.where(n > 0, mean_THK, o_BTHK[0], out=mean_THK)
         n.add_(len(o_BTHK))
         away_BTHK = o_BTHK - mean_THK
         away_THK = away_BTHK.sum(0)
         mean_THK.add_(away_THK / n)
-        self.scatter[layer].add_(_square_sum(away_BTHK).sum(0)).sub_(_square_sum(away_THK) / n)
+        self.keep(layer, torch.linalg.vector_norm(away_BTHK, dim=-1), torch.linalg.vector_norm(away_THK, dim=-1))
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        away_PBTH, of_sum_PTH = (norms.double().square_() for norms in tensors_P)
+        n_P11 = self.n_sequences[places, None, None]
+        self.scatter[places].add_(away_PBTH.sum(1)).sub_(of_sum_PTH / n_P11)
 
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
         mean, scatter, n = (incoming_state[name] for name in ("mean", "scatter", "n_sequences"))
@@ -145,12 +153,16 @@ class EffectiveTokens(AdditiveMetric):
             squares_BHT: ``Σ_j a²`` of every query, float32 or wider.
             normalised_squares_BHT: ``Σ_j a² / (Σ_j |a|)²``; None where rows sum to 1.
         """
-        for kind, squares in enumerate((squares_BHT, normalised_squares_BHT)):
-            if squares is not None:
-                tokens_BHT = squares.double().reciprocal().masked_fill(squares == 0, 0.0)
-                tokens_HT = tokens_BHT.sum(0)
-            self.token_sum[layer, kind].add_(tokens_HT)
-        self.n_sequences[layer].add_(len(squares_BHT))
+        squares = (squares_BHT,) if normalised_squares_BHT is None else (squares_BHT, normalised_squares_BHT)
+        self.keep(layer, *squares)
+
+    def add(self, places: slice, *tensors_P: Tensor) -> None:
+        """See :class:`PlaceMetric`."""
+        # C: the kinds; one alone stands for both.
+        squares_CPBHT = torch.stack(tensors_P)
+        tokens_CPBHT = squares_CPBHT.double().reciprocal().masked_fill_(squares_CPBHT == 0, 0.0)
+        self.token_sum[places].add_(tokens_CPBHT.sum(2).transpose(0, 1))
+        self.n_sequences[places].add_(squares_CPBHT.shape[2])
 
     def compute(self) -> TokensResult:
         """Return the mean effective numbers of tokens."""

@@ -226,6 +226,37 @@ def test_a_measurement_is_one_forward_pass(monkeypatch):
     assert seen == [4, 4, 1]
 
 
+class LaunchedOperators(TorchDispatchMode):
+    """Counts operators that compute something: no views, no allocations."""
+
+    FREE = ("new_empty", "empty", "empty_like", "promote_types", "detach", "alias")
+
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.n += not function.is_view and function._schema.name.removeprefix("aten::") not in self.FREE
+        return function(*args, **(kwargs or {}))
+
+
+def launched(n_layers, n_batches, **attention):
+    shape = {"d_model": 32, "n_heads": 2, "vocab_size": 64, "max_seq_len": 64, "norm": "rmsnorm", "mlp": "swiglu"}
+    config = ModelConfig(**shape, n_layers=n_layers, positions="rope", attention=AttentionConfig(**attention))
+    probe_NT = np.random.default_rng(0).integers(0, 64, (2 * n_batches, 64))
+    with LaunchedOperators() as counted:
+        measure(born(config, 0).eval(), probe_NT, batch_size=2)
+    return counted.n
+
+
+def test_a_block_of_an_observed_pass_has_few_operators():
+    """On a GPU each is a launch, and small ones cost as much as large ones. A plain block has 30 of them."""
+    further = [launched(n_layers, 2) - launched(n_layers, 1) for n_layers in (2, 3)]
+    assert further[1] - further[0] <= 170, further
+    # What all blocks give is added up together: a constant.
+    assert further[0] - 2 * (further[1] - further[0]) <= 300, further
+
+
 class WaitsForTheDevice(TorchDispatchMode):
     """Notes operators whose caller waits for a GPU: those that read a number, and those whose shape depends on one."""
 

@@ -114,6 +114,7 @@ for kind, mine in (("some", (h[:, :0], h[:, :6])[rank]), ("all", (h[:, 9:], h[:,
     for metric in made:
         for place, part in enumerate(mine):
             metric.update(place, part.unflatten(-1, (2, 4)).transpose(1, 2) if metric is made[2] else part)
+        metric.flush()
         before = {name: getattr(metric, name).clone() for name in metric._sums}
         for name, value in metric.compute()._asdict().items():
             results[f"{kind}.{type(metric).__name__}.{name}"] = value
