@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from ..errors import UsageError
+from ..findings.numbers import format_p, format_value
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
 from ..measure.foreign import ForeignModel
@@ -23,15 +25,17 @@ from ..metrics.seedprint import Fingerprint
 from ..models.by_block import HeldWeights
 from ..models.decoder import Decoder
 from ..schema import mistyped
+from ..study.lineage.answer import answer_of_models, short_names
 from ..study.lineage.comparison import check_comparable, check_probe, choose_probe, compare_models
 from ..study.lineage.options import ProbeOptions
 from ..trainer.by_name.between_named import Comparer, comparison_problems
 from ..trainer.by_name.model_names import AnySource, ForeignSource, ModelSource, open_any_source
+from .display import Displayed
 from .model import Model, loaded_of
 from .named_array import NamedArray, no_such
 
 
-class Comparison:
+class Comparison(Displayed):
     """Results for every pair of some models: ``comparison.kl.sel(model="a", other="b")``.
 
     Arrays have the models' names as coordinates. Layers count from 0, the embedding output.
@@ -95,6 +99,9 @@ class Comparison:
     def barriers(self) -> dict[tuple[str, str], float]:
         """Rise of the loss on the straight line between two models' weights, in nats, by pair of names."""
         return {(self.models[x.a], self.models[x.b]): x.barrier.height for x in self.compared.lines}
+
+    def _title(self) -> str:
+        return f"Between models {', '.join(self.models)}"
 
     def __repr__(self) -> str:
         from rich.console import Console
@@ -171,6 +178,26 @@ def compare(
 # ---------------------------------------------------------------- the lineage test of two models
 
 
+@dataclass(frozen=True, repr=False)
+class LineageResult(Displayed, Fingerprint):
+    """Result of a lineage test, and its answer in a sentence."""
+
+    sentence: str = ""
+    """Answer, as the command prints it."""
+
+    def _title(self) -> str:
+        return f"Lineage test: {self.verdict}"
+
+    def _sentences(self) -> list[str]:
+        return [self.sentence, *(f"Warning: {warning}." for warning in self.warnings)]
+
+    def _figures(self) -> list[tuple[str, str, str]]:
+        return [
+            ("z", format_value(self.z, ".1f"), f"p {format_p(self.log10_p)}"),
+            ("Rank correlation", format_value(self.statistic, ".4f"), f"over {self.k} columns, {self.n_inputs} inputs"),
+        ]
+
+
 def fingerprint(
     a: Model | nn.Module | str | PathLike[str],
     b: Model | nn.Module | str | PathLike[str],
@@ -181,7 +208,7 @@ def fingerprint(
     probe_seed: int = 0,
     cache_dir: str | Path | None = None,
     **settings: Any,
-) -> Fingerprint:
+) -> LineageResult:
     """Test if two models share a birth (docs/lineage.md), like ``birthmark fingerprint``.
 
     Args:
@@ -195,7 +222,8 @@ def fingerprint(
         settings: fields of ``LineageTestConfig``, such as ``null="analytic"``.
 
     Returns:
-        ``verdict`` (``kin``, ``stranger``, ``undefined``), ``z``, ``log10_p``, ``statistic`` and what they rest on.
+        ``sentence``, ``verdict`` (``kin``, ``stranger``, ``undefined``), ``z``, ``log10_p``, ``statistic`` and what
+        they rest on.
 
     Raises:
         UsageError: models that cannot be compared, or an impossible setting; it names the setting and its choices.
@@ -214,8 +242,9 @@ def fingerprint(
     shown = choose_probe(shown, asked.seq_len, [source.config for source in sources])
     with ExitStack() as held:
         cache = held.enter_context(tempfile.TemporaryDirectory()) if cache_dir is None else cache_dir
-        (pair,) = compare_models(sources, shown, how, Path(cache)).pairs
-    return pair.fingerprint
+        compared = compare_models(sources, shown, how, Path(cache))
+    sentence = answer_of_models(short_names(sources), compared.pairs, compared.strangers)
+    return LineageResult(**vars(compared.pairs[0].fingerprint), sentence=sentence)
 
 
 def _plain(value: Any) -> Any:

@@ -11,15 +11,19 @@ from torch import nn
 
 from ..errors import UsageError
 from ..findings.interventions import intervention_in_words, intervention_sentence
+from ..findings.numbers import format_value
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.intervention_kinds import Around, Fill, Intervention, KindName
 from ..measure.interventions import Intervened
 from ..trainer.by_name.intervention_probe import ProbeName, intervene_on
+from .display import Displayed
 from .model import Model, loaded_of
 from .named_array import NamedArray, no_such
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ..report.sections.section import Picture
 
 #: Figures by block → the label of each.
 _FIGURES = {
@@ -33,7 +37,7 @@ _FIGURES = {
 }
 
 
-class InterventionResult:
+class InterventionResult(Displayed):
     """Figures of a model unchanged and changed: ``found["attention"].sel(dose=8, layer=3)``.
 
     The dose of the unchanged model is NaN and comes first; a kind without doses has the dose 1 for the changed model.
@@ -84,8 +88,32 @@ class InterventionResult:
 
         return draw_dose_response(self.found, self.model)
 
-    def __repr__(self) -> str:
-        return f"{self.model}: {intervention_in_words(self.found.what)}. {self.sentence}"
+    def _title(self) -> str:
+        return f"{self.model}: {intervention_in_words(self.found.what)}"
+
+    def _sentences(self) -> list[str]:
+        return [self.sentence]
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        names = {"attention": ".3f", "attention_to_first": ".3f", "state_norm": ",.0f"}
+        arrays = {name: self[name] for name in names}
+        rows = []
+        for dose in range(len(self.found.passes)):
+            for place, key in enumerate(self.found.keys):
+                means = [(name, arrays[name].isel(dose=dose, position=place).values) for name in names]
+                value = arrays["attention"].coords["dose"][dose]
+                cells = [format_value(float(np.nanmean(found)), names[name]) for name, found in means]
+                changed = format_value(value, "g") if len(self.found.what.doses) > 1 else "changed"
+                rows.append(["unchanged" if np.isnan(value) else changed, str(key), *cells])
+        return ["dose", "position", *(f"{_FIGURES[name]}, mean" for name in names)], rows
+
+    def _pictures(self) -> list[Picture]:
+        from ..report.pictures.saving import later
+        from ..report.pictures.single_commands import draw_dose_response
+        from ..report.sections.section import Picture
+
+        drawing = later(draw_dose_response, self.found, self.model)
+        return [Picture(drawing, "dose", "Attention to the key and norm of the state, by dose.", "intervene.csv", [])]
 
 
 def intervene(

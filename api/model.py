@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
 from ..measure.user_metrics import MetricLike
+from ..models.exchange.gguf_header import kinds_in_words
 from ..models.user_classes import name_own_code
 from ..trainer.by_name.loaded_model import (
     UNKNOWN_STEP,
@@ -26,10 +27,11 @@ from ..trainer.by_name.loaded_model import (
     text_for,
 )
 from ..trainer.devices import device
+from .display import Displayed
 from .snapshots import Snapshot
 
 
-class Model:
+class Model(Displayed):
     """A model in memory, in evaluation mode, with its config and its tokenizer, if it has one.
 
     Calling it with token ids ``[B, T]`` gives logits ``[B, T, V]``.
@@ -90,10 +92,20 @@ class Model:
         """Measure it with `birthmark.measure`."""
         return measure(self, **settings)
 
-    def __repr__(self) -> str:
-        shape = ", ".join(f"{name}={getattr(self.config, name)}" for name in ("n_layers", "d_model", "n_heads"))
-        trained = "training unknown" if self.step == UNKNOWN_STEP else f"step {self.step}"
-        return f"Model({self.name!r}): {self.n_params:,} parameters ({shape}), {trained}"
+    def _title(self) -> str:
+        trained = "training unknown" if self.step == UNKNOWN_STEP else f"step {self.step:,}"
+        return f"Model {self.name}, {trained}"
+
+    def _sentences(self) -> list[str]:
+        return ["Not measured yet: measure() says what it is born with, and where its attention sinks are."]
+
+    def _figures(self) -> list[tuple[str, str, str]]:
+        config, stored = self.config, self.loaded.stored_kinds
+        return [
+            ("Parameters", f"{self.n_params:,}", f"stored as {kinds_in_words(stored)}" if stored else ""),
+            ("Blocks", str(config.n_layers), f"of {config.n_heads} head{'' if config.n_heads == 1 else 's'}"),
+            ("Width", str(config.d_model), f"vocabulary {config.vocab_size:,}"),
+        ]
 
 
 def load(

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
+from ..findings.numbers import format_value
+from .display import Displayed
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+#: Rows and columns that a notebook shows of an array.
+_MOST_CELLS = 40
+
 
 @dataclass(frozen=True, eq=False)
-class NamedArray:
+class NamedArray(Displayed):
     """An array whose dimensions have a name and a coordinate for each index:
     ``run.snapshots["sink_mass"].sel(layer=2)``.
 
@@ -100,10 +105,31 @@ class NamedArray:
         attrs = {key: value for key, value in (("long_name", self.label), ("units", self.unit)) if value}
         return optional_library("xarray").DataArray(self.values, dict(self.coords), self.dims, self.name or None, attrs)
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         sizes = ", ".join(f"{dim}: {n}" for dim, n in zip(self.dims, self.shape, strict=True))
-        values = np.array2string(self.values, precision=4, threshold=20)
-        return f"<NamedArray {self.name} ({sizes}){f' in {self.unit}' if self.unit else ''}>\n{values}"
+        return f"NamedArray {self.name} ({sizes}){f' in {self.unit}' if self.unit else ''}"
+
+    def _sentences(self) -> list[str]:
+        return [self.label] if self.label else []
+
+    def _figures(self) -> list[tuple[str, str, str]]:
+        held = self.values[np.isfinite(self.values)] if self.values.dtype.kind == "f" else self.values
+        if not held.size or held.dtype.kind not in "fiu":
+            return []
+        found = {"mean": held.mean(), "least": held.min(), "largest": held.max()}
+        return [(name, format_value(float(value), ".4g"), "") for name, value in found.items()]
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        if self.values.ndim not in (1, 2) or max(self.shape) > _MOST_CELLS or self.values.dtype.kind not in "fiu":
+            return [], []
+        rows, *columns = self.dims
+        head = [f"{columns[0]} {place}" for place in self.coords[columns[0]]] if columns else [self.name]
+        table = self.values if columns else self.values[:, None]
+        cells = [[format_value(float(value), ".4g") for value in row] for row in table]
+        return [rows, *head], [[str(at), *row] for at, row in zip(self.coords[rows], cells, strict=True)]
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}>\n{np.array2string(self.values, precision=4, threshold=20)}"
 
     def _check(self, dim: str) -> None:
         if dim not in self.dims:

@@ -14,26 +14,29 @@ from rich.console import Console
 
 from ..errors import UsageError
 from ..files import user_path
+from ..findings.numbers import format_value
 from ..measure.records import RunDir, metrics_by_step
 from ..models.config import dotted
 from ..trainer.by_name.names import whole_run
 from ..trainer.config import RunConfig
 from ..trainer.config_file import build_config, read_config
+from .display import Displayed
 from .named_array import NamedArray, no_such, optional_library
-from .snapshots import Snapshots
+from .snapshots import Snapshots, headlines
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..findings.verdict import Verdict
     from ..trainer.run import Outcome
     from .model import Model
 
 
-class Metrics:
+class Metrics(Displayed):
     """A run's training log: ``metrics["val_loss"]`` is an array over ``step``."""
 
     def __init__(self, run: RunDir) -> None:
-        self._rows = metrics_by_step(run)
+        self._run, self._rows = run, metrics_by_step(run)
         self.names = sorted(self._rows.names)
         """Names of all that was logged."""
 
@@ -51,11 +54,23 @@ class Metrics:
         rows = [[row.get(name) for name in self.names] for row in self._rows.values()]
         return pd.DataFrame(rows, pd.Index(list(self._rows), name="step"), self.names, dtype=float)
 
+    def _title(self) -> str:
+        return f"Metrics of {len(self._rows):,} steps"
+
+    def _sentences(self) -> list[Verdict]:
+        return [verdict for verdict in headlines(self._run) if verdict.key == "loss"]
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        found = [(name, self[name].values) for name in self.names]
+        ends = [(name, len(values), values[0], values[-1], np.nanmin(values)) for name, values in found if len(values)]
+        rows = [[name, f"{n:,}", *(format_value(float(v), ".4g") for v in rest)] for name, n, *rest in ends]
+        return ["metric", "steps", "first", "last", "least"], rows
+
     def __repr__(self) -> str:
-        return f"Metrics of {len(self._rows)} steps: {', '.join(self.names)}"
+        return f"{super().__repr__()}\n{', '.join(self.names)}"
 
 
-class Run:
+class Run(Displayed):
     """A folder that ``pretrain`` or a callback wrote; a notebook shows its table of snapshots and its main curves.
 
     Args:
@@ -120,8 +135,11 @@ class Run:
     def __fspath__(self) -> str:
         return str(self.path)
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         return f"Run({str(self.path)!r}): {len(self.snapshots)} snapshots, checkpoints {self.checkpoints}"
+
+    def _sentences(self) -> list[Verdict]:
+        return headlines(self.files)
 
     def _repr_html_(self) -> str:
         from ..report.notebook import run_html

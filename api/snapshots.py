@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -13,10 +13,14 @@ from ..errors import UsageError
 from ..measure.records import RunDir, step_of
 from ..measure.records import Snapshot as Record
 from ..metrics.quantity import AXES
+from .display import Displayed
 from .named_array import NamedArray, no_such
 
+if TYPE_CHECKING:
+    from ..findings.verdict import Verdict
 
-class Snapshot:
+
+class Snapshot(Displayed):
     """A measurement of one model: ``snapshot.scalars["sink_mass"]``, ``snapshot["sink_mass"].sel(layer=2, head=0)``.
 
     Args:
@@ -65,6 +69,9 @@ class Snapshot:
             raise UsageError(f"{folder}: exists already; give a new folder")
         self.record.write(Path(folder))
 
+    def _title(self) -> str:
+        return f"Snapshot of {self.name}, step {self.step}" if self.step >= 0 else f"Snapshot of {self.name}"
+
     def __repr__(self) -> str:
         from rich.console import Console
 
@@ -72,7 +79,7 @@ class Snapshot:
 
         text = io.StringIO()
         print_snapshot(self.record, Console(file=text, width=100))
-        return f"Snapshot of {self.name}, step {self.step}\n{text.getvalue()}"
+        return f"{self._title()}\n{text.getvalue()}"
 
     def _repr_html_(self) -> str:
         from ..report.notebook import snapshot_html
@@ -94,11 +101,11 @@ def named(name: str, values: np.ndarray, record: Record) -> NamedArray:
     return NamedArray(values, tuple(coords), coords, name, quantity.label, quantity.unit)
 
 
-class Snapshots(Sequence[Snapshot]):
+class Snapshots(Displayed, Sequence[Snapshot]):
     """The snapshots of a run, birth first; ``snapshots["sink_mass"]`` is an array with ``step`` as first dimension."""
 
     def __init__(self, run: RunDir) -> None:
-        self.folders = run.snapshot_folders()
+        self.run, self.folders = run, run.snapshot_folders()
         self.name = run.path.name
         self._read: dict[int, Snapshot] = {}
 
@@ -160,5 +167,22 @@ class Snapshots(Sequence[Snapshot]):
         label, unit = ("", "") if quantity is None else (quantity.label, quantity.unit)
         return NamedArray(values, ("step",), {"step": np.array(self.steps)}, name, label, unit)
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         return f"Snapshots of {self.name}: steps {', '.join(map(str, self.steps))}"
+
+    def _sentences(self) -> list[Verdict]:
+        return headlines(self.run)
+
+    def _repr_html_(self) -> str:
+        from ..report.notebook import snapshots_html
+
+        return snapshots_html(self.run)
+
+
+def headlines(run: RunDir) -> list[Verdict]:
+    """Return the verdicts with which the page of a run begins."""
+    from ..report.run_history import read_runs
+    from ..report.verdicts import verdicts
+
+    (history,) = read_runs([run])
+    return [verdict for verdict in verdicts(history) if verdict.headline]

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from ..findings.history import Start
 from ..measure.model_pairs import Compared
 from ..measure.records import RunDir, Snapshot
+from .compared_models import compared_sentence
 from .html_page import render
 from .pictures.saving import later
 from .pictures.several_models import draw_model_matrices
@@ -34,7 +35,16 @@ from .sections.training_view import TrainingView
 from .sections.value_aggregation import AGGREGATION
 from .snapshot_table import shown_columns
 from .text import format_value, step_in_words, without_shared_folder
-from .verdicts import MARKS, legend_of_marks, of_run, of_snapshot, snapshot_verdicts, verdicts
+from .verdicts import (
+    MARKS,
+    KeyFigure,
+    Verdict,
+    legend_of_marks,
+    of_run,
+    of_snapshot,
+    snapshot_verdicts,
+    verdicts,
+)
 
 #: Sections whose first picture represents a run, and a snapshot.
 _OF_RUN = (LOSS, SINK, DIRECTION, PERSISTENCE)
@@ -103,7 +113,34 @@ def comparison_html(compared: Compared) -> str:
         pictures.append(
             Picture(drawing, "models", "CKA of the last states; KL(row ‖ column) in nats per token", "models.csv", [])
         )
-    return _render("Between models", strip, pictures)
+    sentence = compared_sentence(compared)
+    return _render("Between models", strip, pictures, sentences=[sentence] if sentence else [])
+
+
+def object_html(
+    title: str,
+    sentences: Sequence[Verdict | str],
+    figures: Sequence[KeyFigure],
+    table: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ()),
+    pictures: Sequence[Picture] = (),
+) -> str:
+    """Render any object: its sentences, few figures, a table and pictures; pictures only where matplotlib is there."""
+    drawn = pictures if importlib.util.find_spec("matplotlib") is not None else []
+    headings, cells = table
+    return _render(title, figures, drawn, sentences=sentences, headings=headings, cells=cells, may_draw=bool(pictures))
+
+
+def snapshots_html(run: RunDir) -> str:
+    """Render the snapshots of a run: sentences and a row for each.
+
+    Raises:
+        RunError: a file of the run is damaged; the message names it.
+    """
+    (history,) = read_runs([run])
+    found = [verdict for verdict in verdicts(history) if verdict.headline]
+    columns = shown_columns(history.rows, TrainingView([history]).quantities)
+    title = f"Snapshots of {history.name}"
+    return _render(title, [], [], sentences=found, columns=columns, rows=history.rows, may_draw=False)
 
 
 def _first_pictures(links: Iterable[Link], fill: Any, start: Start) -> list[Picture]:
@@ -118,7 +155,14 @@ def _first_pictures(links: Iterable[Link], fill: Any, start: Start) -> list[Pict
     return found
 
 
-def _render(title: str, figures: Sequence[tuple[str, str, str]], pictures: Sequence[Picture], **table: Any) -> str:
+def _render(
+    title: str,
+    figures: Sequence[KeyFigure],
+    pictures: Sequence[Picture],
+    *,
+    sentences: Sequence[Verdict | str] = (),
+    **table: Any,
+) -> str:
     shown = [(Markup(_resolved(picture.svg)), picture.caption) for picture in pictures]
     page = render(
         "notebook.html.j2",
@@ -126,9 +170,9 @@ def _render(title: str, figures: Sequence[tuple[str, str, str]], pictures: Seque
         strip=figures,
         pictures=shown,
         colours={"ink": INK, "muted": MUTED, "grid": GRID},
-        marks={tone: mark for tone, (mark, _) in MARKS.items()},
-        legend=legend_of_marks(table.get("sentences", [])),
-        **{"columns": [], "rows": [], "sentences": [], **table},
+        legend=legend_of_marks(said for said in sentences if not isinstance(said, str)),
+        sentences=[("", said) if isinstance(said, str) else (MARKS[said.tone][0], said.sentence) for said in sentences],
+        **{"columns": [], "rows": [], "headings": [], "cells": [], "may_draw": True, **table},
     )
     # Ids of a notebook's outputs share one page.
     digest = hashlib.sha256(page.encode()).hexdigest()[:8]

@@ -15,7 +15,7 @@ from ...measure.loss_by_position import LengthResult
 from ...measure.quantised.cost import QuantisedCost
 from ..csv_files import LabelledArray, to_csv
 from ..text import without_shared_folder
-from .axes import log_heights, token_axis
+from .axes import log_heights, token_axis, whole_ticks
 from .panels import Heights, Panel, block_colours, fit_heights, label_outer_panels, small_multiples
 from .saving import save_png
 from .style import INK, MUTED, REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
@@ -85,6 +85,7 @@ def draw_dose_response(found: Intervened, model: str) -> Figure:
             panel.plot(blocks, line, zorder=3 + number, **look, **marker)
         panel.set_ylabel(label)
         panel.set_xlim(0.5, len(blocks) + 0.5)
+    whole_ticks(axes[-1].xaxis)
     for panel in axes[:-1]:
         panel.axhline(float(found.uniform.mean()), zorder=2, **REFERENCE)
         # One scale: the key is judged beside key 0.

@@ -1,7 +1,9 @@
 """Birthmark as a library: what one name gives, and what importing it costs."""
 
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -248,11 +250,36 @@ def test_kin_and_strangers(run):
 def test_notebooks_show_a_table_and_pictures(run):
     pytest.importorskip("matplotlib")
     for shown in (run, run.snapshots[-1], bm.measure(run, n_sequences=4, seq_len=8)):
-        html = shown._repr_html_()
-        assert "<svg" in html
-        assert "http" not in html.replace("http://www.w3.org", "")
-    assert repr(run) == f"Run({str(run.path)!r}): 4 snapshots, checkpoints [2, 4, 6]"
+        page = shown._repr_html_()
+        assert "<svg" in page
+        assert "http" not in page.replace("http://www.w3.org", "")
+    first, verdict, *_ = repr(run).splitlines()
+    assert first == f"Run({str(run.path)!r}): 4 snapshots, checkpoints [2, 4, 6]"
+    assert verdict.startswith(("●", "◐", "○", "?"))
     assert "favourite tokens" in repr(run.snapshots[-1])
+
+
+def test_every_object_shows_its_verdict_first_as_text_and_in_a_notebook(run):
+    model = bm.load(run)
+    changed = bm.intervene(model, "mask", layers=1, positions=1, n_sequences=4, seq_len=8)
+    kin = bm.fingerprint(run, f"{run.path}@0", n_inputs=50, seq_len=4)
+    loss = next(line for line in repr(run).splitlines() if "loss" in line)[2:]
+    for shown, verdict, held in (
+        (run.snapshots, loss, "alignment"),
+        (run.metrics, loss, "train/loss"),
+        (model, "Not measured yet", f"{model.n_params:,}"),
+        (changed, changed.sentence, "attention to the key"),
+        (kin, kin.sentence, "Rank correlation"),
+        (run.snapshots["sink_mass"].isel(step=0), "sink mass", "head 1"),
+    ):
+        text = html.unescape(re.sub(r"(<[^>]*>|\s)+", " ", shown._repr_html_()))
+        title, said, numbers = (text.find(part) for part in (shown._title().split(":")[0], verdict[:40], held))
+        assert 0 <= title < said < numbers, text[:400]
+        if not isinstance(shown, bm.NamedArray):
+            assert verdict[:40] in repr(shown).splitlines()[1]
+    assert "shares its birth with" in kin.sentence
+    assert changed._repr_html_().count("<svg") == 1
+    assert "No pictures" not in model._repr_html_()
 
 
 @pytest.mark.parametrize(
