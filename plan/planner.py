@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from .rehearsal import rehearse
 from .strategy_costs import STRATEGY_COSTS, StepSizes
 from .tracing import MANY, PARTS, PHASES, Curve
 
+#: Positions of sequences from which suggestions divide them among processes.
+_LONG = 1 << 14
 #: Share of the memory for tensors that suggestions leave free: plans were up to 5 % below the memory that processes
 #: took.
 MARGIN = 0.05
@@ -50,6 +53,8 @@ class Plan:
     """True if it fits and leaves :data:`MARGIN` of the memory."""
     replicas: int
     """Groups of processes that each hold the whole model (``trainer.replicas``)."""
+    context_parallel: int
+    """Processes that divide every sequence (``trainer.context_parallel``)."""
     host_per_node: float
     """Bytes that offloading takes of each machine's own memory."""
     sent: float
@@ -104,12 +109,12 @@ def budget(plan: Plan, config: RunConfig, cluster: Cluster, tokens: float, price
 def with_strategy(trainer: TrainerConfig, strategy: StrategyName, checkpointing: str) -> TrainerConfig:
     """Return ``trainer`` under another strategy, uncompiled.
 
-    A change of strategy keeps those of ``gather``, ``reduce`` and ``accumulate`` that the new one reads; other options
-    of strategies take their defaults.
+    A change of strategy keeps those of ``gather``, ``reduce``, ``accumulate`` and ``context_parallel`` that the new one
+    reads; other options of strategies take their defaults.
     """
     changes: dict[str, Any] = {"strategy": strategy, "activation_checkpointing": checkpointing, "compile": "no"}
     if strategy != trainer.strategy:
-        kept = {"gather", "reduce", "accumulate"} & STRATEGIES[strategy].reads
+        kept = {"gather", "reduce", "accumulate", "context_parallel"} & STRATEGIES[strategy].reads
         changes |= {name: default for name, default in STRATEGY_FIELDS.items() if name not in kept}
     return replace(trainer, **changes)
 
@@ -188,10 +193,11 @@ class Planner:
         shard = STRATEGY_COSTS[trainer.strategy].shard
         # On CPU attention chooses its kernel by the size of the micro-batch.
         size = trainer.micro_batch_size if self.cluster.device == "cpu" else MANY
-        several = trainer.global_batch_size > self.cluster.n_gpus * trainer.micro_batch_size
+        n_shares = trainer.data_shares(self.cluster.n_gpus)
+        several = trainer.global_batch_size > n_shares * trainer.micro_batch_size
         whole = several and "accumulate" in STRATEGIES[trainer.strategy].reads and trainer.accumulate == "whole"
         sharded = shard and (trainer.gathers_in, trainer.reduce, trainer.replicas)
-        return shard, size, whole, trainer.activation_checkpointing, sharded
+        return shard, size, whole, trainer.activation_checkpointing, sharded, trainer.context_parallel
 
     def n_rehearsals(self, trainers: list[TrainerConfig]) -> int:
         """Count the rehearsals that the plans of these need together."""
@@ -255,6 +261,7 @@ class Planner:
             fits=peak <= cluster.memory,
             roomy=peak <= (1 - MARGIN) * cluster.memory,
             replicas=trainer.replicas,
+            context_parallel=trainer.context_parallel,
             host_per_node=costs.host_memory(sizes) * cluster.per_node,
             sent=sum(messages.values()),
             estimated=costs.estimated,
@@ -273,17 +280,32 @@ class Planner:
         strategies = [name for name, facts in STRATEGIES.items() if facts.launched != alone]
         found = []
         for strategy in strategies:
-            for checkpointing in CHECKPOINTING:
+            for checkpointing, size in product(CHECKPOINTING, self._context_sizes(strategy)):
                 try:
                     trainer = with_strategy(self.config.trainer, strategy, checkpointing)
+                    trainer = replace(trainer, context_parallel=size)
                     found.append(replace(self.config, trainer=trainer).trainer)
                 except UsageError:
                     # These do not go together.
                     continue
-                if "replicas" in STRATEGIES[strategy].reads and trainer.replicas == 1 and n_nodes > 1:
+                reads_replicas = "replicas" in STRATEGIES[strategy].reads and size == 1
+                if reads_replicas and trainer.replicas == 1 and n_nodes > 1:
                     # Sharded within each machine, whose GPUs have the faster links.
                     found.append(replace(trainer, replicas=n_nodes))
         return found
+
+    def _context_sizes(self, strategy: StrategyName) -> list[int]:
+        """List the sizes of context groups to plan: of long sequences, or where the config has groups, the smallest
+        four powers of two that leave a sequence for each group; else 1.
+        """
+        if "context_parallel" not in STRATEGIES[strategy].reads:
+            return [1]
+        n, length, trainer = self.cluster.n_gpus, self.config.model.max_seq_len, self.config.trainer
+        if length < _LONG and trainer.context_parallel == 1:
+            return [1]
+        powers = [1 << i for i in range(n.bit_length()) if n % (1 << i) == 0]
+        fitting = [size for size in powers if n // size <= trainer.global_batch_size]
+        return [size for size in fitting if size == 1 or length % (2 * size) == 0][:4]
 
     def largest(self, trainer: TrainerConfig) -> Plan | None:
         """Return the plan of the largest micro-batch, a power of two, that leaves a margin; the plan of the smallest if
@@ -292,7 +314,8 @@ class Planner:
         A size that divides a process's share is preferred; None if there are more processes than sequences.
         """
         plans: list[Plan] = []
-        size, (per_process, left) = 1, divmod(trainer.global_batch_size, self.cluster.n_gpus)
+        n_shares = trainer.data_shares(self.cluster.n_gpus)
+        size, (per_process, left) = 1, divmod(trainer.global_batch_size, n_shares)
         while size <= per_process:
             if left or per_process % size == 0:
                 plan = self.plan(replace(trainer, micro_batch_size=size))

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from ..data.packing import DocumentBorders
 from ..errors import UsageError
+from ..models.attention.context_parallel import ContextGroup
 from ..models.attention.fused import kernels
 from ..models.attention.fused.backends import FusedAttention, backend_for
 from ..models.birth import Sharder, empty_decoder
@@ -25,6 +26,7 @@ from ..models.dropout import Dropout
 from ..models.tensor_shards import full_tensor
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.module import PretrainModule, next_token_loss
+from ..trainer.processes.process_group import TIMEOUT, join_context_group
 from ..trainer.strategies.fsdp2 import reduce_gradients, unsharded_gradients
 from .tracing import MANY, Curve, Ledger
 
@@ -147,7 +149,9 @@ def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [tensor for state in optimizer.state.values() for tensor in state.values() if isinstance(tensor, Tensor)]
 
 
-def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: bool) -> None:
+def _step(
+    module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: bool, context: ContextGroup | None
+) -> None:
     """Run one optimizer step of two micro-batches, in the state after earlier steps."""
     parameters = list(module.model.parameters())
     optimizer = module.configure_optimizers()["optimizer"]
@@ -173,7 +177,9 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: 
         # The token that ends documents does not matter: tensors hold no values.
         borders = DocumentBorders(0) if module.model.config.attention.documents else None
         with module.forward_context():
-            loss = next_token_loss(module.model, batch_BT, module.optim.z_loss, borders, dropout).objective
+            loss = next_token_loss(
+                module.model, batch_BT, module.optim.z_loss, borders, dropout, context=context
+            ).objective
         if nth == "first":
             # Lightning frees the gradients of the previous step here.
             optimizer.zero_grad()
@@ -222,6 +228,7 @@ def rehearse(
     )
     with _group(n_processes):
         sharder = shard(settings, torch.device("cpu")) if shard else None
+        context = join_context_group(settings.context_parallel, TIMEOUT) if settings.context_parallel > 1 else None
         # Sharded before there are fake tensors: sharding makes the shards of all processes and keeps one.
         model: Decoder = empty_decoder(config.model, "meta", sharder)
         with (
@@ -230,5 +237,5 @@ def rehearse(
             as_on(device),
         ):
             model.to_empty(device="cpu").train()
-            _step(PretrainModule(model, config.optim, settings), ledger, micro_batch_size, whole)
+            _step(PretrainModule(model, config.optim, settings), ledger, micro_batch_size, whole, context)
         return ledger.curve()

@@ -36,8 +36,9 @@ class StepSizes:
     @property
     def accumulate(self) -> int:
         """Micro-batches of a process in a step."""
-        shares = BatchShares(self.trainer.global_batch_size, self.trainer.micro_batch_size, self.n_processes)
-        return shares.accumulation
+        trainer = self.trainer
+        n_shares = trainer.data_shares(self.n_processes)
+        return BatchShares(trainer.global_batch_size, trainer.micro_batch_size, n_shares).accumulation
 
     @property
     def full(self) -> float:
@@ -138,9 +139,9 @@ def _host_memory_of_zero(sizes: StepSizes) -> float:
 def _sent_as_rehearsed(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
     # The last of several micro-batches is the later one of the rehearsal; all before it are like its first.
     found: dict[Ring, float] = {}
-    for phase, by_ring in curve.messages.items():
+    for phase in curve.messages:
         times = {"first": max(sizes.accumulate - 1, 1), "later": int(sizes.accumulate > 1)}.get(phase.split()[0], 1)
-        for ring, n_bytes in by_ring.items():
+        for ring, n_bytes in curve.messages_at(phase, sizes.trainer.micro_batch_size).items():
             found[ring] = found.get(ring, 0.0) + times * n_bytes
     return found
 
@@ -150,7 +151,11 @@ def _among_all(sizes: StepSizes, n_bytes: float) -> dict[Ring, float]:
 
 
 def _sent_by_ddp(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
-    return _among_all(sizes, 2 * sizes.ring * sizes.full)
+    found = _among_all(sizes, 2 * sizes.ring * sizes.full)
+    # A rehearsal without shards sends what context groups exchange, and nothing else.
+    for ring, n_bytes in _sent_as_rehearsed(curve, sizes).items():
+        found[ring] = found.get(ring, 0.0) + n_bytes
+    return found
 
 
 def _sent_by_zero1(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:

@@ -145,7 +145,8 @@ def print_memory(plan: Plan, cluster: Cluster, console: Console) -> None:
         table.add_row(_WORDS[part], _gb(n_bytes), "estimated" if part in plan.estimated else "")
     table.add_row("[bold]peak", f"[bold]{_gb(plan.peak)}", f"in {_WORDS[plan.phase]}")
     console.print(
-        f"{plan.strategy}, micro-batch {plan.micro_batch_size}, {plan.accumulate} {batches} a step, activation "
+        f"{plan.strategy}{f' ÷ {plan.context_parallel}' if plan.context_parallel > 1 else ''}, micro-batch "
+        f"{plan.micro_batch_size}, {plan.accumulate} {batches} a step, activation "
         f"checkpointing {plan.activation_checkpointing}",
         highlight=False,
         soft_wrap=True,
@@ -214,7 +215,9 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
         mark = "best" if plan is chosen else "" if plan.roomy else "barely fits" if plan.fits else "does not fit"
         look = "bold" if plan is chosen else "" if plan.fits else "dim"
         cells = [
-            plan.strategy + (f" × {plan.replicas}" if plan.replicas > 1 else ""),
+            plan.strategy
+            + (f" × {plan.replicas}" if plan.replicas > 1 else "")
+            + (f" ÷ {plan.context_parallel}" if plan.context_parallel > 1 else ""),
             plan.activation_checkpointing,
             str(plan.micro_batch_size),
             _gb(plan.peak),
@@ -234,5 +237,7 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
     print_table(console, [*headings, Heading("", "text")], rows)
     if any(plan.replicas > 1 for plan in plans):
         console.print("strategy × N: trainer.replicas N, groups that each hold the whole model", highlight=False)
+    if any(plan.context_parallel > 1 for plan in plans):
+        console.print("strategy ÷ C: trainer.context_parallel C, processes that divide every sequence", highlight=False)
     if chosen is None:
         console.print("none fits: more GPUs, larger ones, or offloading (docs/cluster.md)", highlight=False)

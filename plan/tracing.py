@@ -117,6 +117,7 @@ class Curve:
         phases: int8 ``[operators]``, places in :data:`PHASES`.
         reducing: bool ``[operators]``, whether a backward pass has given its first gradient.
         messages: bytes that a process sends in each phase, by the processes that it sends them among.
+        messages_per_sequence: the same on top for each sequence of the micro-batch: keys and values of a context group.
         workspaces: bytes of activations on top while some operators run, as functions of the micro-batch, by operator.
     """
 
@@ -125,6 +126,7 @@ class Curve:
     phases: np.ndarray
     reducing: np.ndarray
     messages: dict[str, dict[Ring, int]]
+    messages_per_sequence: dict[str, dict[Ring, float]]
     workspaces: dict[int, Callable[[int], int]]
 
     @property
@@ -139,6 +141,13 @@ class Curve:
         for operator, workspace in self.workspaces.items():
             held[operator, _ACTIVATIONS] += workspace(micro_batch_size)
         return held
+
+    def messages_at(self, phase: str, micro_batch_size: int) -> dict[Ring, float]:
+        """Return the bytes that a process sends in a phase with this micro-batch."""
+        found: dict[Ring, float] = dict(self.messages[phase])
+        for ring, n_bytes in self.messages_per_sequence[phase].items():
+            found[ring] = found.get(ring, 0.0) + n_bytes * micro_batch_size
+        return found
 
     def during(self, *phases: str) -> np.ndarray:
         """Mark the operators that belong to any of these phases, ``[operators]``."""
@@ -165,6 +174,7 @@ class Ledger(TorchDispatchMode):
         self._reducing: list[bool] = []
         self._workspaces: dict[int, Callable[[int], int]] = {}
         self._messages: dict[str, dict[Ring, int]] = {phase: {} for phase in PHASES}
+        self._per_sequence: dict[str, dict[Ring, float]] = {phase: {} for phase in PHASES}
         self._phase: str | None = None
         self._gave_gradients = False
 
@@ -208,7 +218,8 @@ class Ledger(TorchDispatchMode):
         """Return the bytes held since the first phase began."""
         rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(PARTS) + 1)
         phases, reducing = np.array(self._phases, np.int8), np.array(self._reducing, bool)
-        return Curve(rows[:, :-1], rows[:, -1] / MANY, phases, reducing, self._messages, self._workspaces)
+        messages = self._messages, self._per_sequence
+        return Curve(rows[:, :-1], rows[:, -1] / MANY, phases, reducing, *messages, self._workspaces)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, and count its outputs from now on."""
@@ -238,8 +249,15 @@ class Ledger(TorchDispatchMode):
             )
         if self._phase and (message := SENT[name](*args)) is not None:
             ring, n_bytes = message
-            by_ring = self._messages[self._phase]
-            by_ring[ring] = by_ring.get(ring, 0) + n_bytes
+            if self._grows(n_bytes):
+                of_sequence = self._per_sequence[self._phase]
+                of_sequence[ring] = of_sequence.get(ring, 0.0) + n_bytes / MANY
+            else:
+                by_ring = self._messages[self._phase]
+                by_ring[ring] = by_ring.get(ring, 0) + n_bytes
+        # Weights and their gradients are sent flat; keys and values, which are activations, with their axes.
+        if isinstance(args[0], Tensor) and args[0].ndim > 1:
+            return
         if name == "c10d::_allgather_base_":
             self._file(args[0].untyped_storage(), _GATHERED)
         if name == "c10d::_reduce_scatter_base_":

@@ -235,3 +235,34 @@ def test_the_best_alternative_computes_and_sends_least(llama):
     assert ("single", "none") not in kinds
     longest = {id(plan): max(plan.step_seconds, plan.sending_seconds) for plan in plans}
     assert longest[id(best(plans))] == min(longest.values())
+
+
+@pytest.mark.heavy
+def test_a_divided_sequence_takes_part_of_the_activations_and_sends_keys_and_values(llama):
+    config = llama({"trainer.strategy": "fsdp2", "trainer.precision": "bf16", "trainer.global_batch_size": 4})
+    planner, model = Planner(config, Cluster(4, "h100-80gb")), config.model
+    trainers = [dataclasses.replace(config.trainer, micro_batch_size=1, context_parallel=size) for size in (1, 2, 4)]
+    plans = [planner.plan(trainer) for trainer in trainers]
+    assert [plan.accumulate for plan in plans] == [1, 2, 4]
+    for size, trainer, plan in zip((1, 2, 4), trainers, plans, strict=True):
+        # Keys and values in bf16, forward and backward: a ring sends all parts but one.
+        whole = 2 * 2 * model.kv_heads * model.d_head * model.max_seq_len * model.n_layers
+        curve = planner._curve(trainer)
+        sent = [sum(curve.messages_per_sequence[f"first {way}"].values()) for way in ("forward", "backward")]
+        assert sent == [whole * (size - 1) / size] * 2
+        held = curve.per_sequence.max() / planner._curve(trainers[0]).per_sequence.max()
+        assert 1 / size <= held < 0.1 + 1.2 / size
+        assert plan.context_parallel == size
+
+
+def test_groups_that_divide_sequences_are_planned_for_long_ones(llama):
+    def sizes(n_gpus, **fields):
+        config = llama({"trainer.strategy": "fsdp2", **{name.replace("__", "."): x for name, x in fields.items()}})
+        trainers = Planner(config, Cluster(n_gpus, "h100-80gb")).alternatives()
+        return sorted({trainer.context_parallel for trainer in trainers})
+
+    assert sizes(8, trainer__global_batch_size=8) == [1]
+    assert sizes(8, trainer__global_batch_size=8, model__max_seq_len=1 << 17) == [1, 2, 4, 8]
+    # As many groups as sequences at most.
+    assert sizes(64, trainer__global_batch_size=8, model__max_seq_len=1 << 17) == [1, 8, 16, 32, 64]
+    assert sizes(8, trainer__global_batch_size=8, trainer__context_parallel=2) == [1, 2, 4, 8]
