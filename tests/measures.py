@@ -73,6 +73,16 @@ def importers(files: list[Path]) -> dict[Path, set[Path]]:
     return found
 
 
+def short_with_one_importer() -> list[str]:
+    """List the product files of fewer than 60 lines that one file imports, which could be a part of it."""
+    files = product_files()
+    by = importers(files)
+    few = [
+        file for file in files if len(by[file]) == 1 and len(file.read_text().splitlines()) < SHORT_WITH_ONE_IMPORTER
+    ]
+    return [file.relative_to(ROOT).as_posix() for file in few]
+
+
 def main() -> None:
     """Print the table, and the lists that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -84,7 +94,7 @@ def main() -> None:
     lines = {file: len(text.splitlines()) for file, text in texts.items()}
     by = importers(files)
     short = [file for file in files if lines[file] < SHORT]
-    lone = [file for file in files if lines[file] < SHORT_WITH_ONE_IMPORTER and len(by[file]) == 1]
+    lone = [ROOT / name for name in short_with_one_importer()]
     said = [(file, line, text) for file in files for line, text in docstrings(file) if text]
     asking = [one for one in said if one[2].split()[0].strip(",:;.?").lower() in QUESTION_WORDS]
     rows = {

@@ -9,6 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from measures import short_with_one_importer
 
 import birthmark
 from birthmark.data.config import DataConfig, SourceConfig
@@ -84,6 +85,11 @@ def test_no_imports_run_in_a_circle():
 def test_no_room_is_too_large():
     lines = {room: sum(len(f.read_text().splitlines()) for f in (ROOT / room).rglob("*.py")) for room in ROOMS}
     assert {room: n for room, n in lines.items() if n > 0.2 * sum(lines.values())} == {}
+
+
+def test_a_module_has_two_importers_or_sixty_lines():
+    # An exported model needs its config in a file of its own.
+    assert short_with_one_importer() == ["models/exchange/exported/hub_config.py"]
 
 
 def loaded_by(code):
