@@ -18,6 +18,8 @@ from lightning.pytorch.loggers import WandbLogger
 
 from ..errors import RunError, UsageError
 from ..files import one_line, read_json, write_json
+from ..findings.chain_links import peaks_by_block
+from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot
 from ..metrics.quantities import by_block
 from ..metrics.quantity import AXES
@@ -40,14 +42,19 @@ def chart_groups(snapshot: Snapshot) -> dict[str, float]:
     (CONTROL)``.
 
     Loggers group by the part before the slash and sort by name. Scalars of the text probe are called ``NAME on text``.
+    A scalar that hides blocks has its value in the block where it stands out beside it, and that block's number.
     """
     found: dict[str, float] = {}
-    for group, suffix in (("bias", ""), ("bias_text", " on text")):
+    groups: tuple[tuple[Group, str], ...] = (("bias", ""), ("bias_text", " on text"))
+    for group, suffix in groups:
         scalars = snapshot.summary.get(group) or {}
+        peaks = peaks_by_block(snapshot, group)
         for name, quantity in snapshot.quantities.items():
             if quantity.section and (value := scalars.get(name)) is not None:
                 key = f"{quantity.section}/{name}{suffix}"
                 found[key] = value
+                if name in peaks:
+                    found[f"{key} (where it stands out)"], found[f"{key} (block of that)"] = peaks[name]
                 if math.isfinite(level := quantity.level(snapshot.summary, group)):
                     found[f"{key} ({quantity.control_label or 'control'})"] = level
     return found

@@ -351,6 +351,19 @@ LINKS_BY_BLOCK: Mapping[str, Callable[[Snapshot | None, Group], Profile | None]]
 """Functions that take a quantity, by its name, from a snapshot, in the blocks where it is judged."""
 
 
+def peaks_by_block(snapshot: Snapshot, group: Group = "bias") -> dict[str, tuple[float, int]]:
+    """Return, for each link of `LINKS_BY_BLOCK` that a snapshot has, its value in the block where it stands out most,
+    and the number of that block: the scalar alone, such as a mean over blocks, hides it.
+    """
+    found = {}
+    for name, read in LINKS_BY_BLOCK.items():
+        profile = read(snapshot, group) if isfinite(scalar(snapshot, name, group)) else None
+        if profile is not None and profile.is_seen.any():
+            at = int(np.nanargmin(profile.values)) if name == "effective_rank" else profile.peak
+            found[name] = float(profile.values[at]), int(profile.blocks[at])
+    return found
+
+
 def _graded(over_threshold: float, subject: str, present: str, absent: str) -> tuple[str, Tone]:
     """Return the sentence and tone of a value, given as a multiple of its threshold."""
     if isnan(over_threshold):

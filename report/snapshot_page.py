@@ -8,6 +8,8 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import find_folder
+from ..findings.chain_links import peaks_by_block
+from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot
 from ..models.exchange.gguf_header import kinds_in_words
 from .html_page import navigation, render, write_page
@@ -48,7 +50,7 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         "unseen": [printable(str(place)) for place in snapshot.summary.get("unseen") or []],
         "not_measured": [printable(str(reason)) for reason in snapshot.summary.get("not_measured") or []],
         "report": "../../report.html" if inside else "",
-        "scalars": [(key, format_value(finite_or_nan(value), ".6g")) for key, value in snapshot.scalars().items()],
+        "scalars": _scalars(snapshot),
     }
     with our_style():  # set once, not for each picture
         write_page(out, sections, lambda data: render("snapshot.html.j2", sections=sections, data=data, **values))
@@ -84,6 +86,20 @@ def find_snapshot(run: RunDir, step: int, asked: str) -> Path:
         there = ", ".join(str(snapshot.step) for snapshot in run.snapshots()) or "none"
         raise UsageError(f"{asked}: {run.path} has no snapshot of that step; there are: {there}")
     return folder
+
+
+def _scalars(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """Write every scalar, beside those that hide blocks the block where they stand out."""
+    groups: tuple[Group, ...] = ("bias", "bias_text")
+    peaks = {f"{group}/{name}": peak for group in groups for name, peak in peaks_by_block(snapshot, group).items()}
+    found = []
+    for key, value in snapshot.scalars().items():
+        text = format_value(finite_or_nan(value), ".6g")
+        if key in peaks:
+            most, block = peaks[key]
+            text += f" ({format_value(most, '.6g')} {'in the embeddings' if block == 0 else f'in block {block}'})"
+        found.append((key, text))
+    return found
 
 
 def _about(snapshot: Snapshot) -> str:

@@ -138,6 +138,10 @@ def test_wandb_has_axes_curves_of_blocks_tables_and_the_files_of_a_run_that_was_
         )
     assert "by block alignment/00" in logged
     assert logged["sink/sink_mass (uniform)"] == last.bias["sink_uniform"]
+    # The scalar is of the last block: beside it stands the block where it is lowest.
+    ranks = last.arrays["effective_rank"]
+    assert logged["dominance/effective_rank (where it stands out)"] == pytest.approx(float(ranks.min()))
+    assert logged["dominance/effective_rank (block of that)"] == int(ranks.argmin())
 
     def table(name):
         return json.loads((start.files / logged[f"bias/{name}/path"]).read_text())

@@ -15,6 +15,7 @@ import yaml
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError
 from birthmark.files import write_json, write_text
+from birthmark.findings.numbers import format_value
 from birthmark.launch.cli import main
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.records import RunDir, Snapshot
@@ -351,7 +352,8 @@ def test_an_intervention_leaves_a_picture_and_its_numbers(tmp_path, capsys, monk
 
 
 def test_the_page_says_how_weights_are_stored_what_was_drawn_and_what_marks_mean(make_snapshot, tmp_path):
-    snapshot = make_snapshot(3, np.random.default_rng(0), only=("sink_mass", "importance"))
+    snapshot = make_snapshot(3, np.random.default_rng(0), only=("sink_mass", "importance", "variance_discrepancy"))
+    snapshot.bias["variance_discrepancy"] = 0.9
     snapshot.summary.update({
         "source": "models/small.gguf", "stored_kinds": {"Q4_1": 210, "F32": 61}, "n_layers": 3, "n_heads": 2,
         "probe": {"n_sequences": 8, "seq_len": 16, "dtype": "bfloat16", "n_tokens": 100},
@@ -362,6 +364,10 @@ def test_the_page_says_how_weights_are_stored_what_was_drawn_and_what_marks_mean
         "models/small.gguf; blocks 3, heads 2; vocabulary 120; stored as Q4_1: 210 tensors, F32: 61; 8 sequences of 16 "
         "random tokens from the 100 of its tokenizer; measured in bfloat16"
     ) in text
+    # The scalar of a few blocks is named with the block where it stands out.
+    ratios = snapshot.arrays["variance_discrepancy"]
+    peak = rf"<dd>0\.9 \({format_value(float(ratios.max()), '.6g')} in block {int(ratios.argmax()) + 1}\)</dd>"
+    assert re.search(rf"<dt>bias/variance_discrepancy</dt>{peak}", text)
     (legend,) = re.findall(r'<p class="note legend">(.*)</p>', text)
     shown = set(re.findall(r'<li class="(present|weak|absent|unclear)">', text))
     assert shown
