@@ -51,6 +51,8 @@ def run(options: Namespace) -> int:
         secret = read_secret(user_path(options.secret))
         reveal = Reveal(options.reveal, salt_of(secret["salt"], "--secret"), secret["data_order"])
     file = user_path(options.certificate)
+    if RunDir.is_run(file) and not (file / CERTIFICATE).exists():
+        raise UsageError(f"{file}: a run without a certificate; birthmark certify {file} writes it")
     found = verify(file / CERTIFICATE if RunDir.is_run(file) else file, options.checkpoint, reveal)
     if options.json:
         print_json(as_json(found))

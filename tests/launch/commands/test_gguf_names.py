@@ -133,13 +133,11 @@ def test_export_writes_what_transformers_opens(models, capsys, tmp_path, word_to
     [
         (("export", "{m}/m.gguf", "{t}/o", "--gguf"), "--gguf: {m}/m.gguf is a GGUF model, and leaves as"),
         (("export", "{m}/m.gguf", "{t}/o", "--step", "3"), "--step 3: {m}/m.gguf is no run's folder; leave --step out"),
-        (("export", "{m}/hf", "{t}/o"), "{m}/hf: is a folder of transformers, the form that an export writes"),
         (("snapshot", "{m}/none.gguf"), "{m}/none.gguf: no such file; give a GGUF file that is there"),
         (("sample", "{m}/none.gguf"), "{m}/none.gguf: no such file; give a GGUF file that is there"),
         (("describe", "{m}/none.gguf"), "{m}/none.gguf: no such file; give a GGUF file that is there"),
         (("adapt", "{m}/none.gguf", "--adapter.kind", "lora"), "--init_from {m}/none.gguf: no such file"),
         (("sample", "{t}"), "{t}: neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"),
-        (("sample", "{m}/hf", "--step", "3"), "--step 3: {m}/hf is no run's folder; leave --step out"),
     ],
 )
 def test_wrong_requests_are_one_line(models, capsys, tmp_path, arguments, line):
