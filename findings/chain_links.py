@@ -13,7 +13,7 @@ from .along_depth import Profile, in_block
 from .attention_sink import ON_PROBE, Sink, SinkReading, chain_group, leading_group
 from .history import RunHistory
 from .massive_channel import Writer, dominance_by_block, massive_pairs, rises
-from .numbers import in_prose
+from .numbers import format_value, in_prose
 from .thresholds import threshold
 from .verdict import (
     Group,
@@ -117,7 +117,7 @@ def _variance_in_words(subject: str, judged: Profile, every: Profile) -> tuple[s
     after = ""
     if is_before:
         rest = every.values[every.is_seen & ~judged.is_seen]
-        low, high = (in_prose(float(end), 2) for end in (rest.min(), rest.max()))
+        low, high = (format_value(float(end), "ratio") for end in (rest.min(), rest.max()))
         start = int(every.blocks[every.is_seen & ~judged.is_seen][0])
         after = f" From block {start} on, with the sink, it is {low if low == high else f'{low} to {high}'}."
     peak = judged.peak

@@ -35,7 +35,7 @@ TERMS: Mapping[str, Term] = {
     ),
     "importance": Term("Mean attention that a key receives from the queries at and after it.", "5"),
     "k": Term("In a lineage test: the dimensions that were compared.", "10"),
-    "kin": Term("Models from one birth, as far as the lineage test says: p < .01 and z > 0.", "10"),
+    "kin": Term("Models from one birth, as far as the lineage test says: p < 0.01 and z > 0.", "10"),
     "lineage test": Term(
         "Whether two models rank the same inputs alike in the same dimensions, which only a shared birth explains.",
         "10",
@@ -74,7 +74,7 @@ TERMS: Mapping[str, Term] = {
     "unigram entropy": Term("Loss of a model that knows how often each token occurs, and nothing else."),
     "uniform attention": Term("Attention with the same weight on every key that a query may see: a control.", "5"),
     "z": Term("Distance from what is expected by chance, in standard deviations of chance.", "10"),
-    "ε": Term("Importance above which a key counts as a sink; .3 is published.", "5"),
+    "ε": Term("Importance above which a key counts as a sink; 0.3 is published.", "5"),
     "σ²(0)": Term("Variance over inputs of what position 0 aggregates.", "6"),
     "σ²(late)": Term("Mean variance over inputs of what positions of the later half aggregate.", "6"),
 }  # fmt: skip

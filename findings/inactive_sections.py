@@ -103,7 +103,7 @@ def _aggregation(runs: Sequence[RunHistory]) -> str:
 
 def _contraction(runs: Sequence[RunHistory]) -> str:
     cosines = _all(runs, "inter") + _all(runs, "intra")
-    return "no cosine above .05" if cosines and all(abs(cosine) < 0.05 for cosine, _ in cosines) else ""
+    return "no cosine above 0.05" if cosines and all(abs(cosine) < 0.05 for cosine, _ in cosines) else ""
 
 
 _TESTS: dict[str, Callable[[Sequence[RunHistory]], str]] = {

@@ -356,6 +356,9 @@ const charts = (() => {
     // Names of runs stand once, in the bar of controls.
     const groups = new Set(lines.filter(line => line.members).map(line => line.group));
     groups.forEach(group => add(group, "solid", colourOf(lines.find(line => line.group === group), false, data)));
+    // Several lines of a group differ in their looks, whose names stand once for all groups.
+    const looks = new Map(lines.filter(line => line.members).map(line => [line.look, line.members[0].name]));
+    if (looks.size > 1) looks.forEach((name, look) => add(name, look, css("--ink")));
     for (const line of lines) {
       if (line.members || line.faint || seen.size >= 12) continue;
       if (scaled && line.depth?.[2] === "layer") {

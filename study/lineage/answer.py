@@ -37,7 +37,7 @@ CANNOT_TELL = (
     "birthmark fingerprint START CHECKPOINT …, START being a birth (CONFIG@SEED) or the pretrained model that training "
     "went on from; z falls as training goes on."
 )
-_TERMS = "z: standard deviations above what the null expects; kin: p < .01; {what}; stranger: a birth of another seed."
+_TERMS = "z: standard deviations above what the null expects; kin: p < 0.01; {what}; stranger: a birth of another seed."
 _OF_HIDDEN_STATES = "k: dimensions compared; N: inputs that every model read"
 _OF_WEIGHTS = "k: units of blocks compared; N: tokens whose vectors aligned the channels"
 

@@ -212,6 +212,10 @@ def test_runs_are_chosen_and_seeds_of_one_config_are_a_band(several, open_page):
     values = [run.snapshots()[-1].bias["alignment"] for run in runs]
     assert {f"{float(f'{v:.4g}')}" for v in values} <= set(rows)
     assert any("mean of 2 seeds" in row for row in rows)
+    # Lines of one group that differ in their looks have keys for both.
+    hover(tab, "loss-live", 1)
+    keys = tab.page.locator("#panel-loss-live .live .keys span").all_inner_texts()
+    assert {"validation", "train"} <= set(keys)
     tab.page.click('.chips [data-run="1"]')
     assert view(tab)["hide"] == "1"
     _, *rows = hover(tab, "alignment", 1)
