@@ -42,10 +42,12 @@ quick: setup  ## lint, types and the tests that train nothing, under 2 minutes o
 	$(BIN)/ruff check .; $(BIN)/ruff format --check .; $(MAKE) --no-print-directory types; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not training and not heavy'
 
-# Damaged inputs and killed runs, in equal shares: make torture MINUTES=30 SEED=7 shows a failure again.
+# Damaged inputs and killed runs: make torture CASES=5000 KILLS=200 SEED=7, or MINUTES=30 in equal shares. The same seed
+# shows a failure again. PART=1/2 and PART=2/2 run side by side; OUT=FILE keeps notes, from which it goes on.
 MINUTES := 10
-torture: setup  ## damage inputs and kill runs for MINUTES, from SEED
-	$(BIN)/python tests/torture/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+torture: setup  ## damage CASES inputs and kill KILLS runs, or for MINUTES, from SEED
+	$(BIN)/python tests/torture/run.py --minutes $(MINUTES) $(if $(CASES),--cases $(CASES)) $(if $(KILLS),--kills $(KILLS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(PART),--part $(PART)) $(if $(OUT),--out $(OUT))
 
 check: setup types  ## lint, format check and types, as CI does
 	$(BIN)/ruff check .

@@ -14,9 +14,19 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from ..errors import RunError, UsageError
-from ..files import check_file, check_no_holes, content_digest, file_sha256, path_below, read_json, strict
+from ..files import (
+    check_file,
+    check_no_holes,
+    content_digest,
+    file_sha256,
+    path_below,
+    read_json,
+    strict,
+    write_failure,
+)
 from ..schema import Count, Sha256
 
 META = "meta.json"
@@ -132,16 +142,20 @@ def explained(folder: Path, field: str = "data.cache_dir") -> Iterator[None]:
     """Turn failures of the directory that ``field`` names into one line; other errors pass."""
     try:
         yield
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        if error.errno in _NO_ROOM:
+    except (OSError, SafetensorError) as error:
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number or 0)
+        if number in _NO_ROOM:
             raise RunError(
                 f"{folder}: no room left to write ({reason}); free some, or set {field} elsewhere"
             ) from error
-        if error.errno in _NOT_WRITABLE:
+        if number in _NOT_WRITABLE:
             raise UsageError(
                 f"{field}: cannot write to {str(folder.parent)!r} ({reason}); name another folder"
             ) from error
+        # A broken device; and libraries that say why in words alone.
+        if isinstance(found := write_failure(folder, error), RunError):
+            raise RunError(f"{found}, or set {field} elsewhere") from error
         raise
 
 

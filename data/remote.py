@@ -28,6 +28,8 @@ from .config import DataConfig, is_remote
 _TRIES = 3
 _BACK_OFF_S = 1.0
 _POLL_S = 0.05
+#: Bytes of the largest file of a store that does not say how long it is, and of the longest page of a listing.
+MOST_UNSTATED, _MOST_LISTING = 1 << 30, 1 << 26
 #: Facts of stores about a file that change whenever it does.
 _IDENTITY = (
     *("size", "ETag", "etag", "md5Hash", "Content-MD5", "Digest"),
@@ -158,7 +160,21 @@ class Store:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s, sock_read=self.timeout_s)
         watched = aiohttp.TraceConfig()
         watched.on_request_redirect.append(self._check_redirect)
-        ours = {"timeout": timeout, "trace_configs": [watched]}
+
+        class Bounded(aiohttp.ClientResponse):
+            """Answer that is read whole, as a listing is, up to a bound."""
+
+            async def read(self) -> bytes:
+                parts, n_bytes = [], 0
+                while self._body is None and (part := await self.content.read(1 << 16)):
+                    parts.append(part)
+                    n_bytes += len(part)
+                    if n_bytes > _MOST_LISTING:
+                        raise _TooLong(f"lists more than {_MOST_LISTING:,} bytes")
+                self._body = b"".join(parts) if self._body is None else self._body
+                return await super().read()
+
+        ours = {"timeout": timeout, "trace_configs": [watched], "response_class": Bounded}
         # Arguments of a call override fsspec's configuration.
         configured = conf.get("http", {}) | conf.get("https", {})
         client = configured.get("client_kwargs", {}) | ours
@@ -222,10 +238,22 @@ class Store:
             UsageError: the file is gone, or forbidden.
             RunError: the download hangs, or the file cannot be read.
         """
+        promised, n_bytes = found.facts.get("size"), 0
+        most = promised if promised is not None else MOST_UNSTATED
 
         def attempt(alive: Callable[[], None]) -> None:
-            self._fs.get_file(found.path, str(to), callback=_progress(alive))
-            size, promised = to.stat().st_size, found.facts.get("size")
+            nonlocal n_bytes
+            n_bytes = 0
+
+            def heard(more: int) -> None:
+                nonlocal n_bytes
+                alive()
+                n_bytes += more
+                if n_bytes > most:
+                    raise _TooLong(f"sends more than {'the ' if promised is not None else ''}{most:,} bytes")
+
+            self._fs.get_file(found.path, str(to), callback=_progress(heard))
+            size = to.stat().st_size
             if promised is not None and size != promised:
                 raise OSError(f"{size} bytes came, {promised} were promised")
 
@@ -263,7 +291,7 @@ class Store:
             if not self._fs.async_impl:  # a store of objects has no folders, and some would make a bucket
                 self._fs.makedirs(self._fs._parent(path), exist_ok=True)
             if isinstance(content, Path):
-                self._fs.put_file(str(content), path, callback=_progress(alive))
+                self._fs.put_file(str(content), path, callback=_progress(lambda _: alive()))
             else:
                 self._fs.pipe_file(path, content)
             self._fs.invalidate_cache(self._fs._parent(path))
@@ -346,19 +374,23 @@ class Store:
         return result["value"]
 
 
-def _progress(alive: Callable[[], None]) -> Any:
-    """Return fsspec's callback for a transfer that calls ``alive`` at each part of it."""
+def _progress(heard: Callable[[int], None]) -> Any:
+    """Return fsspec's callback for a transfer that calls ``heard`` with the bytes of each part of it."""
     from fsspec.callbacks import Callback
 
     class Progress(Callback):
         def relative_update(self, inc: int = 1) -> None:
-            alive()
+            heard(inc)
 
     return Progress()
 
 
 class _Hangs(Exception):  # noqa: N818 - says what it is
     """Error for a store that gives no sign of life."""
+
+
+class _TooLong(Exception):  # noqa: N818 - says what it is
+    """Error for a server that sends more than it promised, or without an end."""
 
 
 class _StrangeRedirect(Exception):  # noqa: N818 - says what it is
@@ -388,6 +420,8 @@ def _reason(error: BaseException) -> str:
         seen.append(before)
     if (redirect := next((one for one in seen if isinstance(one, _StrangeRedirect)), None)) is not None:
         return f"{redirect}; give the address of the file itself"
+    if (long := next((one for one in seen if isinstance(one, _TooLong)), None)) is not None:
+        return f"{long}, and did not say so before; download it by another way"
     if any(isinstance(one, TimeoutError) for one in seen):
         return "hangs"
     codes = (getattr(one, "status", None) for one in seen)

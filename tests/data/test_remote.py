@@ -145,6 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
             status = 503
         if path == "/hangs.txt":
             self.closing.wait(20)
+        if path.startswith("/endless"):
+            self._never_end()
+            return
         self.send_response(status)
         self.send_header("Content-Length", str(len(self.content) if status == 200 else 0))
         self.end_headers()
@@ -158,6 +161,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             self.wfile.write(self.content[half:])
+
+    def _never_end(self) -> None:
+        """A body without a length, that ends when the client hangs up."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            while self.command == "GET" and not self.closing.is_set():
+                self.wfile.write(b'<a href="a.txt">a</a>' * 1000)
 
     do_GET = do_HEAD = _answer
 
@@ -367,3 +380,15 @@ def test_the_environment_or_fsspec_lets_in(config: DataConfig, serve: Serve, mon
 
 def test_no_patience_at_all() -> None:
     assert DataConfig(timeout_s=0).problems()[0].startswith("data.timeout_s: 0 is no number of seconds")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [("/endless.txt", "sends more than 1,048,576"), ("/endless/", "lists more than 1,048,576")]
+)
+def test_a_server_that_never_ends_is_heard_to_a_bound(
+    config: DataConfig, server: str, monkeypatch: pytest.MonkeyPatch, path: str, words: str
+) -> None:
+    monkeypatch.setattr(remote, "MOST_UNSTATED", 1 << 20)
+    monkeypatch.setattr(remote, "_MOST_LISTING", 1 << 20)
+    with pytest.raises(UsageError, match=rf"data\.path: {server}{path}: {words} bytes, and did not say so before"):
+        remote.localised(replace(config, path=server + path))

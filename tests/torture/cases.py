@@ -20,6 +20,7 @@ from file_cases import (
     their_trap,
     tokens,
 )
+from system_cases import clock, device, growing, hostile_folder, modes, read_only, web
 
 KINDS: dict[str, tuple[Callable[[random.Random, Path], Case], float]] = {
     "config_values": (config_values, 4),
@@ -35,12 +36,22 @@ KINDS: dict[str, tuple[Callable[[random.Random, Path], Case], float]] = {
     "tokens": (tokens, 0.3),
     "table": (table, 0.3),
     "command_line": (command_line, 4),
+    "device": (device, 1.5),
+    "hostile_folder": (hostile_folder, 0.5),
+    "web": (web, 1),
+    "growing": (growing, 0.7),
+    "read_only": (read_only, 0.5),
+    "modes": (modes, 0.7),
+    "clock": (clock, 0.5),
 }
 
 
-def make_case(seed: int, number: int, example: Path) -> Case:
-    """The ``number``-th case of ``seed``, done to an example that stands in ``example``."""
+def make_case(seed: int, number: int, example: Path, only: str = "") -> tuple[str, Case]:
+    """The ``number``-th case of ``seed``, done to an example that stands in ``example``, and its kind.
+
+    With ``only``, all are of that kind.
+    """
     rng = random.Random(f"{seed}:{number}")
     kinds = list(KINDS)
-    kind = rng.choices(kinds, [KINDS[k][1] for k in kinds])[0]
-    return KINDS[kind][0](rng, example)
+    kind = only or rng.choices(kinds, [KINDS[k][1] for k in kinds])[0]
+    return kind, KINDS[kind][0](rng, example)

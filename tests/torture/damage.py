@@ -119,9 +119,9 @@ def device(file: Path, rng: random.Random) -> None:
 
 
 def sparse_giant(file: Path, rng: random.Random) -> None:
-    """Most of a gigabyte of nothing, which takes no room on the disk."""
+    """Nothing, which takes no room on the disk: less than a text may have, most of a gigabyte, or 16 of them."""
     with file.open("r+b") as f:
-        f.truncate(3 << 28)
+        f.truncate(rng.choice([1 << 27, 3 << 28, 1 << 34]))
 
 
 def pickled(file: Path, rng: random.Random) -> None:

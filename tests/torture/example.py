@@ -48,8 +48,9 @@ STUDY: dict[str, Any] = {
     "arms": {"plain": {}, "headnorm": {"model.attention.aggregation": "headnorm"}},
     "families": {"both": ["plain", "headnorm"]},
 }
-#: The corpus as rows, in every format.
-TABLES = ("rows.parquet", "rows.arrow", "rows.jsonl", "rows.csv")
+#: The corpus as rows, in every format; as compressed rows and text; and as tokens.
+TABLES = ("rows.parquet", "rows.arrow", "rows.jsonl", "rows.csv", "rows.jsonl.gz", "text.txt.zst")
+TOKENS = ("tokens.npy", "tokens.bin", "tokens.idx")
 #: What the process that cases are forked from does once. Its run and config have names of their own: what is kept by
 #: a path cannot be taken for a case's.
 _REHEARSAL = (
@@ -145,13 +146,32 @@ def _write_tables(folder: Path, texts: Sequence[str]) -> int:
     import datasets
 
     table = datasets.Dataset.from_dict({"text": [line for text in texts for line in text.splitlines()]})
-    parquet, arrow, lines, cells = (folder / name for name in TABLES)
+    import gzip
+    import struct
+
+    import numpy as np
+    import pyarrow
+
+    parquet, arrow, lines, cells, packed, pressed = (folder / name for name in TABLES)
     table.to_parquet(parquet)
     table.to_json(lines)
     table.to_csv(cells)
     with datasets.arrow_writer.ArrowWriter(path=str(arrow)) as writer:
         writer.write_table(table.data.table)
         writer.finalize()
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    with pyarrow.output_stream(str(pressed), compression="zstd") as file:
+        file.write("\n".join(texts).encode())
+    documents = [np.frombuffer(line.encode(), np.uint8).astype("<u2") for text in texts for line in text.splitlines()]
+    array, flat, index = (folder / name for name in TOKENS)
+    np.save(array, np.concatenate(documents))
+    flat.write_bytes(b"".join(document.tobytes() for document in documents))
+    # Megatron-LM's index: each document is a sequence of its own.
+    n, lengths = len(documents), [len(document) for document in documents]
+    starts = [2 * sum(lengths[:i]) for i in range(n)]
+    head = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, n, n + 1)
+    rest = struct.pack(f"<{n}i", *lengths) + struct.pack(f"<{n}q", *starts) + struct.pack(f"<{n + 1}q", *range(n + 1))
+    index.write_bytes(head + rest)
     return 0
 
 

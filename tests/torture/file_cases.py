@@ -12,7 +12,7 @@ import damage
 from case import Case, Must
 from config_cases import TEXTS
 from damage_of_files import damage_file
-from example import STUDY, TABLES
+from example import STUDY, TABLES, TOKENS
 
 PROBE = ("--n_sequences", "4", "--seq_len", "8")
 
@@ -209,15 +209,17 @@ def _of_data(rng: random.Random, path: str = "corpus") -> tuple[str, ...]:
 
 
 def table(rng: random.Random, example: Path) -> Case:
-    """A corpus of rows that was damaged, and what reads it."""
-    file, way = rng.choice(TABLES), rng.choice([*damage.BYTES, *damage.PLACE])
+    """A corpus of rows, compressed text or tokens that was damaged, and what reads it."""
+    file, way = rng.choice([*TABLES, *TOKENS]), rng.choice([*damage.BYTES, *damage.PLACE])
 
     def prepare(folder: Path) -> Must:
         way(folder / file, rng)
         return "any"
 
-    words = (file, "data.path", "data.text_field", "data.tokenizer", "vocab_size")
-    return Case(f"{way.__name__} {file}", ("tiny.yaml", file), prepare, _of_data(rng, file), words)
+    # Megatron-LM's tokens and their index name each other.
+    parts, read = (TOKENS[1:], TOKENS[1]) if file in TOKENS[1:] else ((file,), file)
+    words = (file, read, "data.path", "data.text_field", "data.tokenizer", "data.token_dtype", "vocab_size")
+    return Case(f"{way.__name__} {file}", ("tiny.yaml", *parts), prepare, _of_data(rng, read), words)
 
 
 def study_results(rng: random.Random, example: Path) -> Case:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, takewhile
 from pathlib import Path
 
+import devices
 from case import Case
 from cases import make_case
 from example import command, load_everything, make_example, rehearse
-from sandbox import WALL_SECONDS, Outcome, Watch, be_cheap_to_fork, faults, in_memory, run_forked
+from record import Record
+from sandbox import WALL_SECONDS, Outcome, Watch, be_cheap_to_fork, faults, run_forked
+from web_server import serve
 
 #: What differs between two calls that do the same.
 _TIMES = re.compile(r'("seconds": |"time": |took |in )[0-9.e+-]+|\d+ tokens/s')
@@ -42,9 +43,12 @@ class Torture:
         self.example, self.watched, self.case = (self.root / name for name in ("example", "watched", "case"))
         if not self.example.exists():
             make_example(self.example)
-            self.watched.mkdir()
+            self.watched.mkdir(mode=0o777)
+            self.watched.chmod(0o777)
             shutil.copyfile(self.example / "theirs" / "model.safetensors", self.watched / "canary.safetensors")
         rehearse(self.example)
+        self.server, port = serve(self.watched)
+        (self.example / "port").write_text(str(port))
         be_cheap_to_fork()
         self.watch = Watch((self.example, self.watched))
 
@@ -64,12 +68,16 @@ class Torture:
                         file.write(content)
                     os.utime(place, ns=(modified_ns, modified_ns))
 
-    def _run(self, arguments: tuple[str, ...], planted: bool) -> Outcome:
-        do = command(arguments)
+    def _run(self, arguments: tuple[str, ...], case: Case | None = None) -> Outcome:
+        """Run a command; that of a case with what is around it, and with what is planted."""
+        fresh = case is not None and case.fresh
+        do = (lambda: _anew(arguments)) if fresh else command(arguments)
 
         def with_fault() -> int:
-            if planted and self.before is not None:
-                self.before()
+            if case is not None:
+                case.around()
+                if self.before is not None:
+                    self.before()
             return do()
 
         return run_forked(with_fault, self.case, self.watch, self.wall)
@@ -78,22 +86,35 @@ class Torture:
         key = (*case.arguments, *case.parts)
         if key not in self.outcomes:
             self._copy(case.parts)
-            self.outcomes[key] = self._run(case.arguments, planted=False)
+            self.outcomes[key] = self._run(case.arguments)
         return self.outcomes[key]
 
     def faults_of(self, case: Case) -> list[str]:
         """What is wrong with how the command takes the input; empty if nothing is."""
         self._copy(case.parts)
         must = case.prepare(self.case)
-        outcome = self._run(case.arguments, planted=True)
+        outcome = self._run(case.arguments, case)
         found = faults(outcome, case.names)
         if outcome.status == 0 and must == "refuse":
             found.append("silent: taken")
-        elif outcome.status == 0 and must == "same" and _said(outcome) != _said(self._undamaged(case)):
+        elif outcome.status and must == "well":
+            found.append("refused, for no reason of its own")
+        elif outcome.status == 0 and must in ("same", "well") and _said(outcome) != _said(self._undamaged(case)):
             found.append("silent: taken, and another result")
+        if not found and case.then is not None:
+            second = self._run(arguments := case.then(self.case))
+            if second.status != 0:
+                found.append(f"after it {' '.join(arguments)[:80]} fails: {' '.join(second.errors.split())[:200]}")
+        found += case.check(self.case)
         if found and outcome.errors.strip():
             found.append(f"said: {' '.join(outcome.errors.split())[:300]}")
         return found
+
+
+def _anew(arguments: Sequence[str]) -> int:
+    """Take a new Python's place, as the ``birthmark`` command starts one."""
+    code = "import sys; from birthmark.launch.cli import main; sys.exit(main())"
+    os.execv(sys.executable, [sys.executable, "-P", "-c", code, *arguments])
 
 
 def _contents(place: Path, name: str) -> Iterator[tuple[str, bytes | None, int]]:
@@ -112,29 +133,34 @@ def show(seed: int, number: int, case: Case, found: list[str]) -> str:
     return f"case {seed}:{number}  {case.about}\n  birthmark {' '.join(case.arguments)[:200]}\n  " + "\n  ".join(found)
 
 
-def main(minutes: float, seed: int) -> int:
-    """Torture for so long; prints failures and returns their number."""
-    end = time.monotonic() + 60 * minutes
-    with tempfile.TemporaryDirectory(dir=in_memory()) as root:
-        return run_cases(Path(root), seed, takewhile(lambda number: time.monotonic() < end, count()))
+def run_cases(root: Path, seed: int, numbers: Iterable[int], record: Record | None = None, only: str = "") -> Record:
+    """Run cases of ``seed`` on the example in ``root``, made if need be; print failures, and note all.
 
-
-def run_cases(root: Path, seed: int, numbers: Iterable[int]) -> int:
-    """Cases of ``seed`` on the example in ``root``, made if need be; prints failures and returns their number."""
-    torture, start, done = Torture(root), time.monotonic(), 0
-    kinds: Counter[str] = Counter()
-    for number in numbers:
-        case = make_case(seed, number, torture.example)
-        done += 1
-        if found := torture.faults_of(case):
-            kinds[found[0].partition(":")[0]] += 1
-            print(show(seed, number, case, found), flush=True)
-    seconds = time.monotonic() - start
-    print(f"inputs: {done} cases of seed {seed} in {seconds:.0f} s, {kinds.total()} failures {dict(kinds) or ''}")
-    return kinds.total()
+    Args:
+        root: folder that cases are run in.
+        seed: decides every case, with its number.
+        numbers: cases that are run.
+        record: the notes so far.
+        only: kind of all cases, in place of those that are drawn.
+    """
+    torture, start, kept = Torture(root), time.monotonic(), record or Record(seed)
+    try:
+        for number in numbers:
+            kind, case = make_case(seed, number, torture.example, only)
+            found = torture.faults_of(case)
+            if found:
+                print(show(seed, number, case, found), flush=True)
+            kept.note(number, kind, case.about, found)
+    finally:
+        os.kill(torture.server, signal.SIGKILL)
+        os.waitpid(torture.server, 0)
+    print(f"inputs: {kept.in_words()} in {time.monotonic() - start:.0f} s", flush=True)
+    return kept
 
 
 if __name__ == "__main__":
-    # python inputs.py ROOT SEED FIRST LAST
-    seed, first, last = map(int, sys.argv[2:])
-    sys.exit(bool(run_cases(Path(sys.argv[1]), seed, range(first, last))))
+    # python inputs.py ROOT SEED FIRST LAST [KIND]
+    devices.preload()
+    folder = Path(sys.argv[1])
+    seed, first, last = map(int, sys.argv[2:5])
+    sys.exit(bool(run_cases(folder, seed, range(first, last), only="".join(sys.argv[5:])).findings))

@@ -16,12 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+import damage
+import devices
 from forked_ranks import Rank, import_once, start_ranks, wait
+from record import Record
 
 #: Ranks of each strategy that is tried.
 STRATEGIES = {"single": 1, "ddp": 2, "fsdp2": 2, "zero1": 2, "zero3": 2}
@@ -368,6 +371,66 @@ def read_only(victim: Victim, rng: random.Random, durations: Durations) -> Itera
         raise TrialError(wrong)
 
 
+def device_fails(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """A quota, a limit of file sizes or a broken device under the run; later it takes everything."""
+    after, reason = int(2 ** rng.uniform(8, 20)), rng.choice([*devices.REASONS, "limit"])
+    yield f"{reason} after {after} bytes"
+    before = victim.prepare
+
+    def prepare() -> None:
+        before()
+        (devices.limits_files(after) if reason == "limit" else devices.fails(reason, after, victim.run))()
+
+    victim.prepare = prepare
+    victim.start()
+    wrong = victim.wait()
+    victim.prepare = before
+    # One line for a person, with the file.
+    if any(victim.statuses) and not re.search(r"birthmark: .*run/|run_dir|run:", victim.output()):
+        wrong = wrong or f"{victim.ended()}: {victim.output().strip().splitlines()[-1:]}"
+    if wrong:
+        raise TrialError(wrong)
+
+
+def damaged_between(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """Killed between its second checkpoint and its end; before it goes on, a file of the newest one is damaged.
+
+    It must say so by name; when that folder is deleted, as the message asks, the one before is taken.
+    """
+    yield "SIGKILL after the second checkpoint"
+    victim.start()
+    second, struck = victim.run / f"checkpoints/step-{2 * CHECKPOINT_EVERY:08d}", False
+
+    def strike(elapsed: float) -> None:
+        nonlocal struck
+        if not struck and (second / "state.json").is_file():
+            struck = True
+            for rank in victim.ranks:
+                rank.send(signal.SIGKILL)
+
+    if wrong := victim.wait(strike):
+        raise TrialError(wrong)
+    kept = {f.name: f.read_bytes() for f in second.with_name(f"step-{CHECKPOINT_EVERY:08d}").iterdir()}
+    newest = max(victim.run.glob("checkpoints/step-*"))
+    file = rng.choice(sorted(newest.iterdir()))
+    way = rng.choice([damage.flip_bit, damage.truncate, damage.garbage, damage.empty, damage.missing, damage.pickled])
+    way(file, rng)
+    yield f"{way.__name__} {newest.name}/{file.name}"
+    victim.start()
+    if wrong := victim.wait():
+        raise TrialError(wrong)
+    if not any(victim.statuses) and newest.name != f"step-{MAX_STEPS:08d}":
+        raise TrialError(f"silent: goes on from {newest.name}, whose {file.name} is damaged")
+    if any(victim.statuses) and newest.name not in victim.output():
+        raise TrialError(f"{victim.ended()}, and does not name {newest.name}")
+    shutil.rmtree(newest)
+    victim.start()
+    victim.must_end_well()
+    before = second.with_name(f"step-{CHECKPOINT_EVERY:08d}")
+    if newest.name != before.name and kept != {f.name: f.read_bytes() for f in before.iterdir()}:
+        raise TrialError(f"differs: {before.name}, from which it went on")
+
+
 #: What is tried, by how often.
 FAULTS: dict[Fault, float] = {
     signals: 12,
@@ -378,6 +441,8 @@ FAULTS: dict[Fault, float] = {
     read_meanwhile: 1,
     disk_full: 2,
     read_only: 1,
+    device_fails: 2,
+    damaged_between: 3,
 }
 
 
@@ -451,29 +516,26 @@ class Trials:
         return f"{strategy} {fault.__name__}: {', '.join(done)}", wrong
 
 
-def numbers(minutes: float | None, n: int | None) -> Iterator[int]:
-    """Numbers of the trials, so many or for so long."""
-    end, i = None if minutes is None else time.monotonic() + 60 * minutes, 0
-    while (n is None or i < n) and (end is None or time.monotonic() < end):
-        yield i
-        i += 1
-
-
-def main(minutes: float | None, seed: int, n: int | None = None, strategies: Sequence[str] = tuple(STRATEGIES)) -> int:
-    """Run trials for so long, or so many, and print each; the number that failed. Folders of those that failed stay."""
+def run_trials(
+    seed: int, numbers: Iterable[int], record: Record | None = None, strategies: Sequence[str] = tuple(STRATEGIES)
+) -> Record:
+    """Run trials of these numbers, print each and note it. Folders of those that failed stay."""
     import_once(deepspeed=any(strategy.startswith("zero") for strategy in strategies))
-    folder = Path(tempfile.mkdtemp(prefix="kills-"))
-    trials, failures, done = Trials(seed, folder, strategies), 0, 0
-    for number in numbers(minutes, n):
+    folder, kept = Path(tempfile.mkdtemp(prefix="kills-")), record or Record(seed)
+    trials, failed = Trials(seed, folder, strategies), 0
+    for number in numbers:
         name, wrong = trials.trial(number)
-        done += 1
-        failures += wrong is not None
+        failed += wrong is not None
         print(f"kills: seed {seed} trial {number}: {name}: {wrong or 'as if left alone'}", flush=True)
-    print(f"kills: {done} trials, {failures} failed" + (f"; see {folder}" if failures else ""), flush=True)
-    if not failures:
+        kept.note(number, name.partition(":")[0], name, [wrong] if wrong else [])
+    print(f"kills: {len(kept.done)} trials, {len(kept.findings)} failed" + (f"; see {folder}" if failed else ""))
+    if not failed:
         shutil.rmtree(folder)
-    return failures
+    return kept
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(None, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or tuple(STRATEGIES))))
+    # python kills.py SEED N STRATEGY...
+    devices.preload()
+    n, named = int(sys.argv[2]), tuple(sys.argv[3:]) or tuple(STRATEGIES)
+    sys.exit(bool(run_trials(int(sys.argv[1]), range(n), strategies=named).findings))

@@ -10,10 +10,13 @@ import pickle
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import damage
+import devices
 from case import Case, Must
+from cases import make_case
 from inputs import Torture
 
 _REPORT = ("report", "measured", "--json")
@@ -59,7 +62,7 @@ def unpickles() -> None:
     """A reader that opens a pickle."""
     import birthmark.measure.records
 
-    birthmark.measure.records.file_sha256 = lambda file: str(pickle.loads(Path(file).read_bytes()))
+    birthmark.measure.records.check_tensor_file = lambda file, *_: pickle.loads(Path(file).read_bytes())
 
 
 def hangs() -> None:
@@ -102,8 +105,86 @@ def writes() -> None:
     Path("../watched/left").touch()
 
 
+# ── those of devices, folders, servers, rights and clocks ────────────────────────────────────────────────────────────
+
+
+def says_nothing_of_devices() -> None:
+    """A writer that passes on the system's error."""
+    import birthmark.files
+
+    birthmark.files.write_failure = lambda path, error: error
+
+
+def finds_modules_in_the_folder() -> None:
+    """A child process that looks into the working folder first."""
+    import birthmark.audit.pickled_weights as weights
+
+    weights.python_command = lambda *words: [sys.executable, *map(str, words)]
+    weights.python_environment = lambda *more: dict(os.environ)
+
+
+def follows_names() -> None:
+    """A reader of listings that joins names as they come."""
+    import birthmark.data.remote as remote
+
+    remote.path_below = lambda folder, key, fail, nested=False: folder / key
+
+
+def hears_for_ever() -> None:
+    """A reader of servers without a bound."""
+    import birthmark.data.remote as remote
+
+    remote.MOST_UNSTATED = 1 << 60
+
+
+def reads_holes() -> None:
+    """A reader that hashes a file before it looks how long it may be."""
+    import birthmark.measure.records as records
+
+    records.check_tensor_file = lambda *_: None
+
+
+def keeps_private() -> None:
+    """A writer that leaves the library's mode."""
+    import birthmark.models.exchange.pretrained as pretrained
+
+    pretrained.save_tensors = lambda save, tensors, path, **more: save(tensors, path, **more)
+
+
+def writes_where_it_reads() -> None:
+    """A reader that leaves a note in the folder that it reads."""
+    import birthmark.measure.records as records
+
+    records.RunDir.read_birth = lambda run: (run.path / "note").write_text("x") and {}  # type: ignore[method-assign]
+
+
+def asks_the_clock() -> None:
+    """A reader whose answer depends on the time."""
+    import birthmark.measure.records as records
+
+    summary = records.Snapshot.bias
+    records.Snapshot.bias = property(lambda self: summary.fget(self) | {"sink_mass": time.time()})  # type: ignore
+
+
 _MEASURED = ("measured", "arrays.safetensors", "summary.json")
 _RUN = ("run", "corpus")
+
+
+def _drawn(torture: Torture, kind: str, about: str) -> Case:
+    """The first case of a kind that is about something."""
+    cases = (make_case(0, number, torture.example, kind)[1] for number in range(20_000))
+    return next(case for case in cases if case.about.startswith(about))
+
+
+def _giant(case: Case) -> Case:
+    def prepare(folder: Path) -> Must:
+        with (folder / "measured" / "arrays.safetensors").open("r+b") as file:
+            file.truncate(1 << 34)
+        return "refuse"
+
+    return replace(case, about="a hole of 16 GiB", prepare=prepare)
+
+
 #: Fault, case.
 PLANTED = (
     (no_schema, Case("lists for numbers", ("measured",), _summary_of_lists, _REPORT, _MEASURED)),
@@ -116,14 +197,27 @@ PLANTED = (
     (talks, Case("nothing", ("measured",), lambda folder: "any", _REPORT, _MEASURED)),
     (writes, Case("nothing", ("measured",), lambda folder: "any", _REPORT, _MEASURED)),
 )
+#: Fault, kind of case, and what the case is about.
+DRAWN = (
+    (says_nothing_of_devices, "device", "birth tiny.yaml --out new: device error after"),
+    (finds_modules_in_the_folder, "hostile_folder", "audit suite beside resource"),
+    (follows_names, "web", "a server: absolute"),
+    (hears_for_ever, "web", "a server: endless"),
+    (keeps_private, "modes", "export run new under umask 22"),
+    (writes_where_it_reads, "read_only", "report run --json"),
+    (asks_the_clock, "clock", "report measured --json, a clock at"),
+)
 
 if __name__ == "__main__":
+    devices.preload()
     torture = Torture(Path(sys.argv[1]))
-    for plant, case in PLANTED:
+    cases = [*PLANTED, *((plant, _drawn(torture, kind, about)) for plant, kind, about in DRAWN)]
+    for plant, case in [*cases, (reads_holes, _giant(cases[0][1]))]:
         torture.before, torture.wall = None, 60.0
         sound = torture.faults_of(case)
-        torture.before, torture.wall = plant, 3.0 if plant is hangs else 60.0
+        torture.before, torture.wall = plant, 3.0 if plant in (hangs, hears_for_ever, reads_holes) else 60.0
         print(plant.__name__, sound, torture.faults_of(case), sep="\t", flush=True)
         (torture.watched / "left").unlink(missing_ok=True)
         (torture.watched / "pickle").unlink(missing_ok=True)
+        (torture.watched / "code").unlink(missing_ok=True)
         torture.watch.changes()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import devices
 import kills
 from forked_ranks import import_once
 
@@ -97,6 +98,28 @@ def _killed_at_the_end(victim: kills.Victim, rng: random.Random, durations: kill
 def _left_alone(victim: kills.Victim, rng: random.Random, durations: kills.Durations) -> Iterator[str]:
     """Nothing strikes."""
     yield from _start(victim, lambda: None)
+
+
+class _First(random.Random):
+    """Draws the first way, the last file, and a small number of bytes."""
+
+    def choice(self, found):  # type: ignore[no-untyped-def]
+        return found[-1] if isinstance(found[0], Path) else found[0]
+
+    def uniform(self, a: float, b: float) -> float:
+        return 12.0
+
+
+def _damaged_between(victim: kills.Victim, rng: random.Random, durations: kills.Durations) -> Iterator[str]:
+    """A bit of the newest checkpoint's tensors flips between a kill and its resume."""
+    victim.prepare = _without_pictures(victim.prepare)
+    yield from kills.damaged_between(victim, _First(1), durations)
+
+
+def _quota_of_4_kib(victim: kills.Victim, rng: random.Random, durations: kills.Durations) -> Iterator[str]:
+    """The device takes 4 KiB of the run."""
+    victim.prepare = _without_pictures(victim.prepare)
+    yield from kills.device_fails(victim, _First(1), durations)
 
 
 def _without_pictures(plant: Callable[[], None]) -> Callable[[], None]:
@@ -205,6 +228,20 @@ def rank_hangs() -> None:
     time.sleep(3600)
 
 
+def verifies_nothing() -> None:
+    """A checkpoint is taken as it is."""
+    from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder
+
+    CheckpointFolder.verify = lambda *arguments, **more: None  # type: ignore[method-assign, assignment]
+
+
+def says_nothing_of_devices() -> None:
+    """A writer passes on the system's error."""
+    from birthmark import files
+
+    files.write_failure = lambda path, error: error
+
+
 #: What is planted, and what strikes the run.
 _TRIALS: list[tuple[Callable[[], None], kills.Fault]] = [
     (nothing, _killed_at_6),
@@ -218,11 +255,16 @@ _TRIALS: list[tuple[Callable[[], None], kills.Fault]] = [
     (scratch_stays, _left_alone),
     (internal_error, _left_alone),
     (rank_hangs, _left_alone),
+    (nothing, _damaged_between),
+    (verifies_nothing, _damaged_between),
+    (nothing, _quota_of_4_kib),
+    (says_nothing_of_devices, _quota_of_4_kib),
 ]
 
 
 def main() -> None:
     """Try all plants against one run that was left alone."""
+    devices.preload()
     import_once(deepspeed=False)
     with tempfile.TemporaryDirectory() as folder:
         trials = kills.Trials(0, Path(folder), ["single"])

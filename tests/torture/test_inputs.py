@@ -25,6 +25,14 @@ FOUND = {
     "throws": ("internal error",),
     "talks": ("a refusal that names none",),
     "writes": ("touched",),
+    "says_nothing_of_devices": ("internal error",),
+    "finds_modules_in_the_folder": ("touched", "no code of the folder"),
+    "follows_names": ("touched", "a link out of the folder", "silent"),
+    "hears_for_ever": ("hang",),
+    "keeps_private": ("mode 600 of",),
+    "writes_where_it_reads": ("internal error", "refused", "a refusal that names none"),
+    "asks_the_clock": ("silent: taken, and another result",),
+    "reads_holes": ("hang",),
 }
 
 

@@ -51,5 +51,9 @@ def test_planted_faults_are_found(printed):
         "scratch_stays _left_alone": "left over: .",
         "internal_error _left_alone": "internal error: ",
         "rank_hangs _left_alone": "rank 0 still runs after",
+        "nothing _damaged_between": "None",
+        "verifies_nothing _damaged_between": "silent: goes on from step-00000008",
+        "nothing _quota_of_4_kib": "None",
+        "says_nothing_of_devices _quota_of_4_kib": "internal error",
     }
     assert {name: words if words in found[name] else found[name] for name, words in expected.items()} == expected
