@@ -92,7 +92,7 @@ def survey(rounds: int) -> list[str]:
             datasets.disable_progress_bars()
             table.save_to_disk(folder)
             table = datasets.load_from_disk(folder)
-            rows = Rows(table, 0, n_rows, "'table'")
+            rows = Rows(table, 0, n_rows)
             _, sizes, _ = one_by_one(table)
             facts = rows.facts(with_sha256=False)
             assert facts.hashes.tolist() == [text_hash(text.encode()) for text in table["text"]]
