@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
-from ...files import write_json
+from ...files import atomic_path, write_json
 from ...models.changes.round_to_nearest import rounded
 
 #: Tuning: steps, sequences in each, tokens in each sequence, learning rate of AdamW.
@@ -45,33 +46,38 @@ class Variant:
 
 
 def variant(source: Source, name: str) -> Path:
-    """Return the folder of a variant, made and written at first use."""
+    """Return the folder of a variant, made at first use; processes that ask for one at once wait for the first."""
+    out = source.folder / f"{source.file.stem}-{name}"
+    source.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(out.with_name(f"{out.name}.lock")):
+        if not out.exists():
+            with atomic_path(out) as new:
+                _write(source, VARIANTS[name], new, is_birth=name == "twin")
+    return out
+
+
+def _write(source: Source, made: Variant, new: Path, is_birth: bool) -> None:
+    """Write the folder of a variant."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    out = source.folder / f"{source.file.stem}-{name}"
-    if out.exists():
-        return out
-    made, file = VARIANTS[name], source.file
+    file = source.file
     if made.base is None:
         # The library refuses to save what it read from GGUF: the weights move to a model of the same config.
         torch.manual_seed(0)
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         vars(config).pop("quantization_config", None)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        if name != "twin":
+        if not is_birth:
             read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
             model.load_state_dict(read.state_dict())
     else:
         model = AutoModelForCausalLM.from_pretrained(variant(source, made.base), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     kept = made.change(model, tokenizer, source.text)
-    new = out.with_name(f"{out.name}.new")
     model.save_pretrained(new)
     tokenizer.save_pretrained(new)
     if kept is not None:
         write_json(new / "about.json", dict(kept))
-    new.rename(out)
-    return out
 
 
 def _matrices(model: Any) -> Iterator[Tensor]:
