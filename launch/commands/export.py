@@ -16,6 +16,7 @@ from ...errors import RunError, UsageError
 from ...files import one_line, reason_of
 from ...measure.records import RunDir
 from ...trainer.config_parser import Parser
+from ...urls import hide_credentials
 
 if TYPE_CHECKING:
     import torch
@@ -236,7 +237,7 @@ def push(folder: Path, repository: str) -> None:
     with _asking_hub(repository, f"{folder} is complete, hf upload {repository} {folder} goes on"):
         hub.create_repo(repository, private=True, exist_ok=True)
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export by birthmark")
-    print(f"{hub.endpoint}/{repository}")
+    print(f"{hide_credentials(hub.endpoint)}/{repository}")
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def _doses(given: Given) -> Iterator[Answer]:
     change = _interventions(given)
     released = ("--lambda", "1,4,8,16,30", "--around", "values")
     for layers in ("1..3", "all"):
-        at = ("--layers", layers)
+        at: tuple[str, ...] = ("--layers", layers)
         yield Answer(f"amplify_values_{layers}", partial(change, "--kind", "amplify", *at, *released))
         yield Answer(f"scale_matched_values_{layers}", partial(change, "--kind", "scale", "--matched", *at, *released))
     if given.model == "smollm2":
@@ -154,7 +154,7 @@ def _bits(given: Given) -> Iterator[Answer]:
 
 
 def _lineage(given: Given) -> Iterator[Answer]:
-    changed = ("bf16", "w8", "w4", "pruned", "twin")
+    changed: tuple[str, ...] = ("bf16", "w8", "w4", "pruned", "twin")
     if given.model == "smollm2":
         changed = (*changed, "tuned", "tuned_pruned", "tuned_pruned_w4")
     out = given.picture("lineage")
