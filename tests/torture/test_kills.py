@@ -54,6 +54,6 @@ def test_planted_faults_are_found(printed):
         "nothing _damaged_between": "None",
         "verifies_nothing _damaged_between": "silent: goes on from step-00000008",
         "nothing _quota_of_4_kib": "None",
-        "says_nothing_of_devices _quota_of_4_kib": "internal error",
+        "says_nothing_of_devices _quota_of_4_kib": "Disk quota exceeded",
     }
     assert {name: words if words in found[name] else found[name] for name, words in expected.items()} == expected
