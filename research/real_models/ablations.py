@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...measure.config import BATCH_SIZE, SnapshotConfig
+from ...measure.config import SnapshotConfig
 from ...measure.intervention_kinds import Fill, Intervention
 from ...measure.interventions import Intervened, PassFigures, intervene
 from ...trainer.by_name.loaded_model import load_named, text_for
@@ -56,7 +56,7 @@ def ablation(name: str, file: Path, suspect: Suspect, text: Path, settings: Snap
     def figures(what: Intervention) -> dict[str, Any]:
         done = intervene(
             loaded.model, probe.tokens_NT, what, documents_NT=probe.documents_NT, is_text=True,
-            batch_size=settings.batch_size or BATCH_SIZE, alone=alone.get(what.watched),
+            batch_size=settings.on_any_device, alone=alone.get(what.watched),
         )  # fmt: skip
         alone[what.watched] = done.passes[0]
         return _figures(done)
