@@ -63,7 +63,7 @@ def test_a_table_of_thirty_blocks_fits_eighty_columns(model, capsys, monkeypatch
     assert main(["intervene", model, "--kind=mask", "--layer=2", "--position=4,7", *PROBE]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "deep.yaml@3: mask at positions 4, 7 in block 2"
-    assert lines[1].startswith("No sink forms at 4: attention to it goes from .1")
+    assert lines[1].startswith("No sink forms at 4: attention to it goes from 0.1")
     assert max(map(len, lines)) <= 80
     rows = [line for line in lines if "→" in line and line.split()[0].rstrip("*").isdigit()]
     assert len(rows) == 2 * 30
