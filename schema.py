@@ -53,7 +53,7 @@ class SchemaError(Exception):
     """The content differs from its schema: ``field: its value, and the expected type``."""
 
 
-def shown(value: Any, limit: int = 60) -> str:
+def quoted(value: Any, limit: int = 60) -> str:
     """Format ``value`` for a message: in one line, and short."""
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of very many digits"
@@ -128,9 +128,9 @@ def outside(group: str, config: object, bounds: Mapping[str, tuple[float, float]
     for name, (least, most) in bounds.items():
         value = getattr(config, name)
         if value is not None and not value >= least:
-            found.append(f"{_below(group, name)} is {shown(value)}: give at least {least}")
+            found.append(f"{_below(group, name)} is {quoted(value)}: give at least {least}")
         elif value is not None and not value <= most:
-            found.append(f"{_below(group, name)} is {shown(value)}: give at most {most}")
+            found.append(f"{_below(group, name)} is {quoted(value)}: give at most {most}")
     return found
 
 
@@ -153,7 +153,7 @@ def _below(where: str, name: Any) -> str:
 
 
 def _wrong(value: Any, wanted: str, where: str) -> SchemaError:
-    return SchemaError(f"{where or 'the whole'} is {shown(value)}, not {wanted}")
+    return SchemaError(f"{where or 'the whole'} is {quoted(value)}, not {wanted}")
 
 
 def _check_kind(value: Any, kind: Any, where: str) -> None:
@@ -165,7 +165,7 @@ def _check_kind(value: Any, kind: Any, where: str) -> None:
 def _check_bounds(value: Any, bounds: Bounds, where: str) -> None:
     size, what = (len(value), "has the length ") if isinstance(value, (str, list, dict)) else (value, "is ")
     if not bounds.least <= size <= bounds.most:
-        raise SchemaError(f"{where or 'the whole'} {what}{shown(size)}, not {bounds.least:g} to {bounds.most:g}")
+        raise SchemaError(f"{where or 'the whole'} {what}{quoted(size)}, not {bounds.least:g} to {bounds.most:g}")
 
 
 def _check_union(value: Any, kinds: Sequence[Any], where: str) -> None:

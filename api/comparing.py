@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..findings.numbers import format_p, format_value
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
-from ..measure.foreign import ForeignModel
+from ..measure.hf import HFModel
 from ..measure.hidden_states import FingerprintProbe
 from ..measure.model_pairs import Compared
 from ..metrics.config import LineageTestConfig
@@ -29,7 +29,7 @@ from ..study.lineage.answer import answer_of_models, short_names
 from ..study.lineage.comparison import check_comparable, check_probe, choose_probe, compare_models
 from ..study.lineage.options import ProbeOptions
 from ..trainer.by_name.between_named import Comparer, comparison_problems
-from ..trainer.by_name.model_names import AnySource, ForeignSource, ModelSource, open_any_source
+from ..trainer.by_name.model_names import AnySource, HFSource, ModelSource, open_any_source
 from .display import Displayed
 from .model import Model, loaded_of
 from .named_array import NamedArray, no_such
@@ -262,5 +262,5 @@ def _source(model: Model | nn.Module | str | PathLike[str]) -> AnySource:
     if isinstance(inner, Decoder):
         return ModelSource(name, inner.config, lambda: inner, tokenizer, lambda: HeldWeights(inner))
     seen = measurable(inner)
-    assert isinstance(seen, ForeignModel)
-    return ForeignSource(name, seen.config, lambda: seen, tokenizer)
+    assert isinstance(seen, HFModel)
+    return HFSource(name, seen.config, lambda: seen, tokenizer)

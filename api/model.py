@@ -17,7 +17,7 @@ from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
 from ..measure.user_metrics import MetricLike
 from ..models.exchange.gguf_header import kinds_in_words
-from ..models.user_classes import name_own_code
+from ..models.user_classes import name_user_code
 from ..trainer.by_name.loaded_model import (
     UNKNOWN_STEP,
     LoadedModel,
@@ -179,7 +179,7 @@ def measure(
     if problems := settings.problems(loaded.n_positions):
         raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
     probe = None if text is None else text_for(loaded, settings, [text] if isinstance(text, str) else text)
-    name_own_code([metric for metric in metrics if isinstance(metric, str)])
+    name_user_code([metric for metric in metrics if isinstance(metric, str)])
     return Snapshot(measure_loaded(loaded, settings, probe_seed, metrics, probe), loaded.name)
 
 

@@ -84,7 +84,7 @@ def audit(
     say_means(distinct)
     own = [i for i, same in enumerate(distinct) if not same.is_copy]
     distinct, distance_MM = [distinct[i] for i in own], tensors.without_mixed()[np.ix_(own, own)]
-    tests_MM = kinships([same.own_values for same in distinct])
+    tests_MM = kinships([same.unshared_values for same in distinct])
     groups, of_curve = _births(distinct, tests_MM)
     for group in groups[1:]:
         for same in group:

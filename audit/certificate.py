@@ -262,7 +262,7 @@ def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: 
         raise UsageError(
             f"{run.path}: began from {config.init_from}, and no seed gives that again; certify the run that it is of"
         )
-    if own := config.model.attention.own_parts:
+    if own := config.model.attention.user_parts:
         raise UsageError(
             f"{run.path}: model.attention.{min(own)} is a class of your own, which others cannot draw again"
         )
@@ -331,7 +331,7 @@ def model_of(statement: Statement, file: Path) -> ModelConfig:
         found = build_model(statement["config"]["model"])
     except UsageError as error:
         raise RunError(f"{file}: config.model is none of this version ({one_line(error)})") from None
-    if own := found.attention.own_parts:
+    if own := found.attention.user_parts:
         raise RunError(
             f"{file}: config.model.attention.{min(own)} names code, which no certificate may; do not trust it"
         )

@@ -125,7 +125,7 @@ def _open(name: str, config: ModelConfig) -> tuple[BlockWeights, Shapes]:
         buffers = tensor_shapes(config).keys() - dict(parameter_shapes(config)).keys()
         return weights, {name: one.shape for name, one in weights.stored.items() if name not in buffers}
     source = open_source(name)
-    if source.config.attention.own_parts:
+    if source.config.attention.user_parts:
         raise UsageError(f"{name}: has parts of its owner's own, which no certificate has; give the model certified")
     return source.weights(), dict(parameter_shapes(source.config))
 

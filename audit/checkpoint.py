@@ -286,13 +286,13 @@ def _pickled(folder: Path) -> list[Path]:
 def _open(folder: Path) -> Weights:
     if (folder / GGUF_TENSORS).is_file():
         return GgufWeights(folder)
-    weights = _open_ours(folder) if (folder / "state.json").is_file() else open_safetensors(folder)
+    weights = _open_run_checkpoint(folder) if (folder / "state.json").is_file() else open_safetensors(folder)
     if not weights.entries:
         raise RunError(f"{folder}: no weights in it")
     return weights
 
 
-def _open_ours(folder: Path) -> FileWeights:
+def _open_run_checkpoint(folder: Path) -> FileWeights:
     """Open the model of a checkpoint of this package, for any number of processes that wrote it."""
     weights, headers = FileWeights(), {}
     for name, stored in CheckpointFolder(folder).tensors.items():
@@ -424,7 +424,7 @@ class Same:
     """True if all of its tensors are."""
 
     @property
-    def own_values(self) -> dict[str, np.ndarray]:
+    def unshared_values(self) -> dict[str, np.ndarray]:
         """Values of the tensors that no other checkpoint has."""
         return {name: values for name, values in self.values.items() if name not in self.mixed}
 

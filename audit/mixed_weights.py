@@ -63,7 +63,7 @@ class Tensors:
         chosen = set(names)
         return mean_distances(self.squares_TMM[[name in chosen for name in self.names]])
 
-    def own_squares(self) -> np.ndarray:
+    def unshared_squares(self) -> np.ndarray:
         """Return squared distances by tensor ``[T, M, M]``; NaN for a tensor that one of the two has from another."""
         squares_TMM = self.squares_TMM.copy()
         for i, same in enumerate(self.members):
@@ -75,7 +75,7 @@ class Tensors:
         """Compute the distance between every two checkpoints ``[M, M]``, over the matrices that neither has from
         another.
         """
-        return mean_distances(self.own_squares()[self.matrices])
+        return mean_distances(self.unshared_squares()[self.matrices])
 
     def is_constant(self, name: str) -> bool:
         """Return True if all checkpoints hold a tensor to the bit."""
@@ -249,7 +249,7 @@ def _say_exchanged(tensors: Tensors) -> bool:
     """Report two checkpoints that have exchanged tensors, if there are any."""
     places = _settled(tensors)
     steps = steps_of_chains(chains(places, tensors.without_mixed()))
-    length_TMM = np.sqrt(tensors.own_squares())
+    length_TMM = np.sqrt(tensors.unshared_squares())
     most, best = 0.0, None
     for i, j in combinations(places, 2):
         touched = [tuple(step) for step in steps if len(step & {i, j}) == 1]
@@ -273,7 +273,7 @@ def _say_exchanged(tensors: Tensors) -> bool:
 
 def _say_strange(tensors: Tensors) -> bool:
     """Report a checkpoint some of whose tensors lie off the curve that its other tensors follow, if there is one."""
-    places, length_TMM = _settled(tensors), np.sqrt(tensors.own_squares())
+    places, length_TMM = _settled(tensors), np.sqrt(tensors.unshared_squares())
     for chain in chains(places, tensors.without_mixed()):
         for before, i, behind in zip(chain.path, chain.path[1:], chain.path[2:], strict=False):
             over_T, past_T = length_TMM[:, before, i] + length_TMM[:, i, behind], length_TMM[:, before, behind]

@@ -53,7 +53,7 @@ class Curve:
             self._say_jumps([i for i in training.own if not any(one.has("order") for one in self.members[i].members)])
         order = self._with_unlabelled(order) if order else self._by_weights_alone()
         for before, i in zip([None, *order], order, strict=False):
-            cosine = kinship(self.members[order[0]].own_values, self.members[i].own_values).cosine
+            cosine = kinship(self.members[order[0]].unshared_values, self.members[i].unshared_values).cosine
             for one in self.members[i].members:
                 one.cosine_with_first = cosine
                 one.distance_from_previous = np.nan if before is None else float(self.distance_MM[before, i])
@@ -186,7 +186,7 @@ class Curve:
         if len(path) > 1:
             self.direction = self._direction(path)
             # Weights that are trained for long have heavier tails, which is no evidence.
-            tails = [tailedness(self.members[path[end]].own_values) for end in (0, -1)]
+            tails = [tailedness(self.members[path[end]].unshared_values) for end in (0, -1)]
             if self.direction.towards == "reversed" or (self.direction.towards == "unknown" and tails[0] > tails[1]):
                 path.reverse()
             self._say_unknown(path)

@@ -12,7 +12,7 @@ Hooks give what the kept tensors lack in both, as is usual: the residual stream 
 the last norm, the heads' outputs before the output projection, and of the MLP's hidden units only the two means that
 are wanted. Mean cosines are from sums of unit vectors in both.
 
-*Ours* is ``measure(ForeignModel(model), probe)``. It also takes what the usual way has no tensors for, and is not
+*Ours* is ``measure(HFModel(model), probe)``. It also takes what the usual way has no tensors for, and is not
 compared: the query-key lock, and a watch for NaN and inf. The model is wrapped once, as a training does it: the check
 of its attention against the model's own, on one sequence, comes with the first measurement, which is not timed.
 
@@ -269,9 +269,9 @@ def ours(model: Any, tokens_BT: Tensor) -> Numbers:
 
 @cache
 def _wrapped(model: Any) -> Any:
-    from birthmark.measure.foreign import ForeignModel
+    from birthmark.measure.hf import HFModel
 
-    return ForeignModel(model)
+    return HFModel(model)
 
 
 WAYS: dict[str, tuple[str, Callable[[Any, Tensor], Numbers]]] = {

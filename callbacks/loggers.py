@@ -26,7 +26,7 @@ from .wandb_run import (
 )
 
 
-class _OwnFile(Logger):
+class _RunFile(Logger):
     """Base of loggers into the run's own folder."""
 
     def __init__(self, run: RunDir) -> None:
@@ -47,7 +47,7 @@ class _OwnFile(Logger):
         """Do nothing: the config is in ``config.yaml``."""
 
 
-class JsonLinesLogger(_OwnFile):
+class JsonLinesLogger(_RunFile):
     """Logger that appends every call's metrics as one line to a run's ``metrics.jsonl``."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -56,7 +56,7 @@ class JsonLinesLogger(_OwnFile):
         append_metrics(self.run.metrics, step, metrics)
 
 
-class CsvLogger(_OwnFile):
+class CsvLogger(_RunFile):
     """Logger that keeps a run's ``metrics.csv`` up to date: a row at the end of its step, like `write_metrics_csv`
     writes them all.
 

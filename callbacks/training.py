@@ -16,7 +16,7 @@ from torch import Tensor
 from ..data.packing import PADDING
 from ..errors import RunError
 from ..measure.measurement import evaluation_mode
-from ..measure.ranks import own_batches, rank, sum_over_ranks, world_size
+from ..measure.ranks import batches_of_rank, rank, sum_over_ranks, world_size
 from .milestones import MilestoneCallback, StepCallback, is_due, log_metrics, never
 
 #: Steps that a step is compared with; fewer than the least, and none is a spike.
@@ -288,7 +288,7 @@ class Validation(MilestoneCallback):
         # Sums and numbers of losses, by source and group.
         totals_SG2 = torch.zeros(len(sources), len(names), 2, dtype=torch.float64)
         with evaluation_mode(module), module.forward_context():
-            for rows_B, counts in own_batches(torch.arange(len(self.sequences_NT)), self.batch_size):
+            for rows_B, counts in batches_of_rank(torch.arange(len(self.sequences_NT)), self.batch_size):
                 batch_BT = self.sequences_NT[rows_B]
                 losses_BT = self.losses(module.model, batch_BT.to(module.device)).double().cpu()
                 if not counts:

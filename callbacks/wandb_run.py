@@ -106,7 +106,7 @@ def sink_map(snapshot: Snapshot) -> np.ndarray | None:
     if importlib.util.find_spec("matplotlib") is None:
         return None
     from ..report.pictures.layers_and_heads import draw_head_maps
-    from ..report.pictures.style import our_style
+    from ..report.pictures.style import figure_style
 
     masses = {PROBES[prefix]: arrays_of(snapshot, prefix).get("sink_mass") for prefix in measured_probes(snapshot)}
     panels = [(f"{name} probe, step {snapshot.step:,}", mass) for name, mass in masses.items() if mass is not None]
@@ -114,7 +114,7 @@ def sink_map(snapshot: Snapshot) -> np.ndarray | None:
         return None
     most = max(float(np.nanmax(mass_LH, initial=0)) for _, mass_LH in panels)
     figure = draw_head_maps(panels, "sink mass", (0, next((top for top in _TOPS if most <= top), 1.0)))
-    with our_style():
+    with figure_style():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         figure.set_dpi(_DPI)

@@ -131,7 +131,7 @@ class SurveyedCorpus:
 
     kind: str
     """Name of the kind in a run's record."""
-    own_splits = ""
+    split_rule = ""
     """Name of the rule for its own splits, if that is not the documents' names."""
 
     def __init__(self, val_fraction: float) -> None:
@@ -171,7 +171,7 @@ class SurveyedCorpus:
         """Raise UsageError if there is no document at all."""
 
     @cached_property
-    def own_codes(self) -> np.ndarray:
+    def default_codes(self) -> np.ndarray:
         """Code of each document's use if nothing else decides: uint8 ``[n]``."""
         self.check_any()
         return codes_of(self.keys, self.sizes > 0, self._val_fraction)
@@ -179,7 +179,7 @@ class SurveyedCorpus:
     @property
     def codes(self) -> np.ndarray:
         """Code of each document's use: uint8 ``[n]``."""
-        return self.own_codes if self._given is None else self._given
+        return self.default_codes if self._given is None else self._given
 
     def with_codes(self, codes: np.ndarray, left_out: Mapping[str, int]) -> Self:
         """Return the same corpus with other splits.
@@ -195,10 +195,10 @@ class SurveyedCorpus:
     @property
     def splits_key(self) -> str:
         """Key that separates these splits from others of the same content and fraction: the SHA-256, in hex, of given
-        ones, else `own_splits`.
+        ones, else `split_rule`.
         """
-        if self._given is None or np.array_equal(self._given, self.own_codes):
-            return self.own_splits
+        if self._given is None or np.array_equal(self._given, self.default_codes):
+            return self.split_rule
         return hashlib.sha256(self._given.tobytes()).hexdigest()
 
     @property

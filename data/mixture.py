@@ -130,11 +130,11 @@ class Proportions:
         source_N, number_N = np.empty(len(samples_N), np.int64), np.empty(len(samples_N), np.int64)
         blocks_N = samples_N // self._block
         for block in np.unique(blocks_N).tolist():
-            here_N = blocks_N == block
+            inside_N = blocks_N == block
             before_S, source_K, number_K = self._order(block)
-            at_M = samples_N[here_N] - block * self._block
-            source_N[here_N] = source_M = source_K[at_M]
-            number_N[here_N] = before_S[source_M] + number_K[at_M]
+            at_M = samples_N[inside_N] - block * self._block
+            source_N[inside_N] = source_M = source_K[at_M]
+            number_N[inside_N] = before_S[source_M] + number_K[at_M]
         return source_N, number_N
 
     def taken(self, n_samples: int) -> np.ndarray:
@@ -204,9 +204,9 @@ class SourceOrder:
         source_N, number_N = np.empty_like(samples_N), np.empty_like(samples_N)
         stages_N = np.searchsorted([stage.first for stage in self.stages], samples_N, side="right") - 1
         for index in np.unique(stages_N).tolist():
-            stage, here_N = self.stages[index], stages_N == index
-            source_M, number_M = stage.proportions.places(samples_N[here_N] - stage.first)
-            source_N[here_N], number_N[here_N] = source_M, stage.before_S[source_M] + number_M
+            stage, inside_N = self.stages[index], stages_N == index
+            source_M, number_M = stage.proportions.places(samples_N[inside_N] - stage.first)
+            source_N[inside_N], number_N[inside_N] = source_M, stage.before_S[source_M] + number_M
         return source_N, number_N
 
     def _taken(self, n_samples: int) -> np.ndarray:
@@ -257,8 +257,8 @@ class _Sources:
                 return out_NT
         out_NT = np.empty((n, self.seq_len + 1), dtype=np.int64)
         for index in np.unique(source_N).tolist():
-            here_N = source_N == index
-            out_NT[here_N] = self._windows[index].cut.read(window_N[here_N])
+            inside_N = source_N == index
+            out_NT[inside_N] = self._windows[index].cut.read(window_N[inside_N])
         return out_NT
 
     def _windows_of(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -266,8 +266,8 @@ class _Sources:
         source_N, number_N = self.places(samples_N)
         window_N = np.empty_like(number_N)
         for index in np.unique(source_N).tolist():
-            here_N = source_N == index
-            window_N[here_N] = self._windows[index].windows(number_N[here_N])
+            inside_N = source_N == index
+            window_N[inside_N] = self._windows[index].windows(number_N[inside_N])
         return source_N, window_N
 
     def n_targets(self, samples: np.ndarray) -> np.ndarray:
@@ -275,8 +275,8 @@ class _Sources:
         source_N, number_N = self.places(samples)
         out_N = np.empty_like(samples)
         for index in np.unique(source_N).tolist():
-            here_N = source_N == index
-            out_N[here_N] = self._windows[index].n_targets(number_N[here_N])
+            inside_N = source_N == index
+            out_N[inside_N] = self._windows[index].n_targets(number_N[inside_N])
         return out_N
 
 

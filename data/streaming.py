@@ -53,8 +53,8 @@ class ShuffledOrder(SourceOrder):
         while left.size:
             step = self._step(int(left[0]))
             first, size = self._sizes.before(step), self._sizes.size(step)
-            here_N = (samples_N >= first) & (samples_N < first + size)
-            moved_N[here_N] = first + permuted(samples_N[here_N] - first, size, "sources", self._data_seed, step)
+            inside_N = (samples_N >= first) & (samples_N < first + size)
+            moved_N[inside_N] = first + permuted(samples_N[inside_N] - first, size, "sources", self._data_seed, step)
             left = left[left >= first + size]
         return super().places(moved_N)
 

@@ -77,7 +77,7 @@ def file_bytes(path: Path) -> int:
     return path.stat().st_size
 
 
-def known_dtype(path: Path, dtype: str | None, told: str) -> str:
+def dtype_or_refusal(path: Path, dtype: str | None, told: str) -> str:
     """Return the numpy dtype of a file's tokens, from the file (None: it does not say) and ``data.token_dtype``.
 
     Raises:
@@ -116,7 +116,7 @@ def read_raw(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
     Raises:
         UsageError: ``token_dtype`` is missing, or the file ends within a token.
     """
-    dtype = known_dtype(path, None, token_dtype)
+    dtype = dtype_or_refusal(path, None, token_dtype)
     size = np.dtype(dtype).itemsize
     if left := file_bytes(path) % size:
         raise UsageError(f"{path}: cut short, or no {token_dtype}: {left} bytes are left behind its last token")
@@ -146,7 +146,7 @@ def read_numpy(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
     n_tokens = int(shape[0])
     if file_bytes(path) != offset + n_tokens * dtype.itemsize:
         raise UsageError(f"{path}: cut short: its header promises {n_tokens} tokens; copy it again")
-    return [TokenFile(key, path, known_dtype(path, dtype.name, token_dtype), n_tokens, offset)]
+    return [TokenFile(key, path, dtype_or_refusal(path, dtype.name, token_dtype), n_tokens, offset)]
 
 
 # ---------------------------------------------------------------- llm.c
@@ -180,7 +180,7 @@ def read_llm_c(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
     known, dtype = _KINDS[magic]
     if version != known:
         raise UsageError(f"{path}: is of version {version} of llm.c's format, and version {known} is known; rewrite it")
-    stored = known_dtype(path, dtype, token_dtype)
+    stored = dtype_or_refusal(path, dtype, token_dtype)
     size = file_bytes(path) - _HEADER_BYTES
     if n_tokens < 0 or size != n_tokens * np.dtype(stored).itemsize:
         raise UsageError(
@@ -233,7 +233,7 @@ def read_megatron(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
             f"{index}: damaged ({n_sequences} sequences and {n_entries} document entries take {expected} bytes, it has "
             f"{file_bytes(index)}){_MEND}"
         )
-    dtype = known_dtype(index, _CODES[code], token_dtype)
+    dtype = dtype_or_refusal(index, _CODES[code], token_dtype)
     n_tokens, left = divmod(file_bytes(path), np.dtype(dtype).itemsize)
     if left:
         raise UsageError(f"{path}: cut short: {left} bytes are left behind its last token{_MEND}")
@@ -352,7 +352,7 @@ def read_litdata(key: str, folder: Path, token_dtype: str) -> list[TokenFile]:
             f"{index}: its items are {one_line(', '.join(formats), 80) or 'nothing'}, not one flat tensor of whole "
             "numbers each; write tokens with litdata's TokensLoader"
         )
-    dtype = known_dtype(index, _FORMATS[formats[0]], token_dtype)
+    dtype = dtype_or_refusal(index, _FORMATS[formats[0]], token_dtype)
     return [_chunk(key, folder, chunk, dtype) for chunk in said["chunks"]]
 
 
@@ -445,7 +445,7 @@ def read_mds(key: str, folder: Path, token_dtype: str) -> list[TokenFile]:
             raise UsageError(
                 f"{index}: an MDS set whose column {listed} has samples of no fixed number of tokens{_MDS_MEND}"
             )
-        dtype, length = known_dtype(index, kind[1], token_dtype), int(kind[2])
+        dtype, length = dtype_or_refusal(index, kind[1], token_dtype), int(kind[2])
         name, n = shard["raw_data"]["basename"], shard["samples"]
         path = path_below(folder, name, lambda why: UsageError(f"{index}: damaged (shard {why}); copy the set again"))
         if shard.get("compression") and not path.is_file():
@@ -494,7 +494,7 @@ def read_datatrove(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
         dtype = {b"2": "uint16", b"4": "uint32"}.get(said)
         if dtype is None:
             raise UsageError(f"{metadata}: damaged (its first line does not end with |2 or |4){_DS_MEND}")
-    stored = known_dtype(path, dtype, token_dtype)
+    stored = dtype_or_refusal(path, dtype, token_dtype)
     n_tokens, left = divmod(file_bytes(path), np.dtype(stored).itemsize)
     if left:
         raise UsageError(f"{path}: cut short: {left} bytes are left behind its last token{_DS_MEND}")

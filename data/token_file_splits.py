@@ -69,11 +69,11 @@ def split_files(files: Sequence[TokenFile], val_fraction: float, end_token: int 
         return found
     n, start = files[number].n_tokens, last.last_document
     rest, end = _filled(np.array([[0, start]])), np.array([[start, n - start]])
-    (own_train, own_val) = last.documents or (0, 0)
+    (last_train, last_val) = last.documents or (0, 0)
     found[number] = (
-        replace(last, train=rest, val=end, documents=(own_train - 1, 1))
+        replace(last, train=rest, val=end, documents=(last_train - 1, 1))
         if n_train
-        else replace(last, train=end, val=rest, documents=(1, own_val - 1))
+        else replace(last, train=end, val=rest, documents=(1, last_val - 1))
     )
     return found
 

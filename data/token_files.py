@@ -106,7 +106,7 @@ class _LargestMeta(Meta):
     largest: list[int]
 
 
-class OwnShards:
+class BuiltShards:
     """A folder of shards that this program wrote, with their tokenizer and splits.
 
     Raises:
@@ -268,7 +268,7 @@ class TokenSource:
         return list(build_once(folder, build, schema=_LargestMeta)["largest"])
 
 
-def open_token_source(config: DataConfig) -> OwnShards | TokenSource | None:
+def open_token_source(config: DataConfig) -> BuiltShards | TokenSource | None:
     """Open the corpus of tokens that ``data.path`` names; None if it names text.
 
     A folder counts as tokens if it has the index of this project's shards or of litdata, or token files and no other
@@ -281,7 +281,7 @@ def open_token_source(config: DataConfig) -> OwnShards | TokenSource | None:
     paths = [] if config.is_named else [user_path(entry) for entry in config.entries]
     ours = [path for path in paths if (path / META).is_file() and any(path.glob("train-*.bin"))]
     if len(ours) == len(paths) == 1:
-        return OwnShards(config, ours[0])
+        return BuiltShards(config, ours[0])
     if ours:
         raise UsageError(
             f"data.path: {ours[0]} holds shards with splits of their own; give it alone, or in data.sources"

@@ -20,7 +20,7 @@ from .encode import stream_chunks
 from .remote import localised
 from .shards import Shards, build_shards
 from .splitting import divide
-from .token_files import OwnShards, SplitTokens, TokenSource, open_token_source
+from .token_files import BuiltShards, SplitTokens, TokenSource, open_token_source
 from .tokenizer import TextTokenizer, train_bpe
 from .workers import in_processes
 
@@ -153,7 +153,7 @@ _TOKENIZER_FORMAT = 2
 
 
 #: Source of a run: text, which becomes shards, or existing tokens.
-Source = Corpus | OwnShards | TokenSource
+Source = Corpus | BuiltShards | TokenSource
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
     built: dict[str, Shards] = {}
     for name, opened in sources.items():
         with naming(name):
-            if isinstance(opened, OwnShards | TokenSource):
+            if isinstance(opened, BuiltShards | TokenSource):
                 tokens[name] = opened.split(tokenizer, n_tokens)
                 continue
             assert tokenizer is not None
@@ -261,7 +261,7 @@ def _vocabulary(
     Raises:
         UsageError: more than the model has.
     """
-    shards = {name: one for name, one in sources.items() if isinstance(one, OwnShards)}
+    shards = {name: one for name, one in sources.items() if isinstance(one, BuiltShards)}
     if tokenizer is None and len({one.tokenizer_hash for one in shards.values()}) > 1:
         raise UsageError(f"data.sources: {', '.join(map(repr, shards))} are shards of several tokenizers; give one's")
     said = [one.vocab_size for one in shards.values()]
@@ -287,8 +287,8 @@ def _prepare_tokenizer(
     if config.tokenizer != "bpe":
         path = user_path(config.tokenizer)
         return TextTokenizer.load(path), path
-    tokens = [name for name, source in sources.items() if isinstance(source, OwnShards | TokenSource)]
-    corpora = {name: one for name, one in sources.items() if not isinstance(one, OwnShards | TokenSource)}
+    tokens = [name for name, source in sources.items() if isinstance(source, BuiltShards | TokenSource)]
+    corpora = {name: one for name, one in sources.items() if not isinstance(one, BuiltShards | TokenSource)}
     if not corpora:
         return None, None
     if tokens:

@@ -97,7 +97,7 @@ def chain_group(snapshot: Snapshot | None) -> Group:
     """
     leading = leading_group(snapshot)
     with_token, random = (Sink.of(snapshot, SinkReading.on(snapshot, group)) for group in (leading, _RANDOM))
-    return leading if with_token.is_there and not random.is_there else _RANDOM
+    return leading if with_token.exists and not random.exists else _RANDOM
 
 
 _RANDOM: Group = "bias"
@@ -149,7 +149,7 @@ class Sink:
         return self.most / self.uniform if known else nan
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """True if the largest head has a sink."""
         return self.times >= threshold("sink") and self.most > self.epsilon
 
@@ -211,16 +211,16 @@ def sink(history: RunHistory) -> Verdict | None:
 
 def _sink_in_words(history: RunHistory, sink: Sink, before: Sink, place: str) -> tuple[str, Tone]:
     start = history.start
-    if not sink.is_there and not sink.knows_heads:
+    if not sink.exists and not sink.knows_heads:
         return "No sink in the mean over heads, of which the largest is not recorded,", "unclear"
-    if sink.is_there:
-        depth = "stands" if before.is_there or isnan(before.times) else "forms"
+    if sink.exists:
+        depth = "stands" if before.exists or isnan(before.times) else "forms"
         if sink.largest is not None and sink.blocks is not None and len(sink.blocks) > 1:
             depth = f"{sink.largest.story(sink.blocks)},"
         return f"{f'{start.at.capitalize()} a' if history.last is None else 'A'} sink {depth}", "present"
     if history.last is None:
         return f"No sink {start.at}", "absent"
-    if before.is_there:
+    if before.exists:
         return f"The sink of {start.noun} has faded", "weak" if sink.times >= threshold("no_sink") else "absent"
     if sink.times >= threshold("no_sink"):
         pulled = None if sink.largest is None else sink.largest.at_least(threshold("no_sink"))
@@ -244,10 +244,10 @@ def _without(sink: Sink) -> str:
 
 def _before(history: RunHistory, before: Sink, now: Sink) -> str:
     """Say if a present sink existed before training."""
-    if history.last is None or not now.is_there or isnan(before.times):
+    if history.last is None or not now.exists or isnan(before.times):
         return ""
     at = history.start.at
-    if before.is_there:
+    if before.exists:
         return f" It was there {at}."
     return f" There was none {at}."
 
@@ -322,11 +322,11 @@ def _by_controls(now: Snapshot, pairs: list[_Pair]) -> tuple[str, Tone]:
     token = (now.summary.get("probe_bos") or {}).get("text", "BOS")
     numbers = f"the first token gets {' and '.join(one.in_words() for one in pairs)}"
     numbers += f" (BOS is {token}, uniform {in_prose(pair.without.uniform)})"
-    if not pair.behind_bos.is_there and not pair.without.is_there:
+    if not pair.behind_bos.exists and not pair.without.exists:
         return f"No sink, with BOS or without: {numbers}.", "absent"
-    if pair.without.is_there and not pair.share < threshold("position"):
+    if pair.without.exists and not pair.share < threshold("position"):
         return f"The sink hangs on the position and not on BOS: {numbers}.", "present"
-    if pair.behind_bos.is_there and pair.share <= threshold("token"):
+    if pair.behind_bos.exists and pair.share <= threshold("token"):
         return f"The sink hangs on the token BOS and not on the position: {numbers}.", "present"
     return f"The sink hangs on both the position and BOS: {numbers}.", "weak"
 
@@ -335,12 +335,12 @@ def _without_bos(now: Snapshot, name: str) -> tuple[str, Tone] | None:
     """Judge the same if BOS is unknown: the first random token is arbitrary."""
     random, text = (Sink.of(now, SinkReading(group, False), name) for group in ("bias", "bias_text"))
     mean, uniform = in_prose(random.mean), in_prose(random.uniform)
-    if random.is_there and not random.mean < threshold("position") * text.mean:
+    if random.exists and not random.mean < threshold("position") * text.mean:
         return (
             f"The sink hangs on the position: random first tokens get {mean} of the attention (uniform {uniform}).",
             "present",
         )
-    if text.is_there:
+    if text.exists:
         return (
             "It cannot be told whether the sink on text hangs on the position or on its first token: the first of "
             f"random tokens gets {mean} of the attention, and BOS before them was not measured."

@@ -80,22 +80,22 @@ def compare_configs(runs: Sequence[RunHistory]) -> Comparison:
     names = list(dict.fromkeys(name for config in configs for name in config))
     # A training by another program has no config to compare.
     held = [config for config in configs if config]
-    differing = [name for name in names if len({_told(config.get(name)) for config in held}) > 1]
+    differing = [name for name in names if len({_in_words(config.get(name)) for config in held}) > 1]
     fields = sorted(differing, key=lambda name: name != "init_seed")
-    values = [[_told(config.get(name)) for name in fields] for config in configs]
-    keys = [tuple(_told(config.get(name)) for name in fields if name != "init_seed") for config in configs]
+    values = [[_in_words(config.get(name)) for name in fields] for config in configs]
+    keys = [tuple(_in_words(config.get(name)) for name in fields if name != "init_seed") for config in configs]
     # A training by another program has no config: each forms its own group.
     keys = [key if run.config else (f"run {run.index}",) for key, run in zip(keys, runs, strict=True)]
     members = {key: [run for run, other in zip(runs, keys, strict=True) if other == key] for key in keys}
     names_of = {key: _group_name(found) for key, found in members.items()}
     if len(set(names_of.values())) < len(names_of):
         names_of = {key: f"{name} ({i})" for i, (key, name) in enumerate(names_of.items(), start=1)}
-    seeds = [(key, _told(config.get("init_seed"))) for key, config in zip(keys, configs, strict=True)]
+    seeds = [(key, _in_words(config.get("init_seed"))) for key, config in zip(keys, configs, strict=True)]
     is_first = [seed not in seeds[:place] for place, seed in enumerate(seeds)]
     return Comparison([names_of[key] for key in keys], fields, values, is_first)
 
 
-def _told(value: Any) -> str:
+def _in_words(value: Any) -> str:
     return "" if value is None else str(value)
 
 
@@ -189,8 +189,8 @@ def _difference(quantity: Quantity, probe: str, pairs: Sequence[tuple[_Recorded,
     missing = [
         run.name
         for pair, there in zip(pairs, is_finite, strict=True)
-        for run, is_there in zip(pair, there, strict=True)
-        if not is_there
+        for run, exists in zip(pair, there, strict=True)
+        if not exists
     ]
     both = values[is_finite.all(1)]
     apart, n = both[:, 1] - both[:, 0], len(both)

@@ -18,7 +18,7 @@ from .numbers import in_prose
 from .verdict import Group
 
 
-def nothing_here(runs: Sequence[RunHistory], section: str) -> str:
+def why_inactive(runs: Sequence[RunHistory], section: str) -> str:
     """Return the reason why a section may be folded to one line; "" if it has something to show, or nothing was
     measured.
     """

@@ -11,7 +11,7 @@ from .thresholds import threshold
 from .verdict import Tone, Verdict
 
 
-def what_is_missing(history: RunHistory) -> Verdict | None:
+def missing_quantities(history: RunHistory) -> Verdict | None:
     """Name the measurements that are missing before training can be judged; None if there are enough."""
     if history.last is not None:
         return None

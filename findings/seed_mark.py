@@ -77,11 +77,11 @@ def _mark(history: RunHistory, mark: _Mark) -> Verdict | None:
     if now is None or not is_measured(history, mark.scalar):
         return None
     steps, values, control = over_training(history, mark.scalar, mark.strangers)
-    sentence, tone = _what_is_left(history, mark, now)
+    sentence, tone = _remaining_mark(history, mark, now)
     return Verdict(mark.key, sentence, tone, steps, values, control, mark.section)
 
 
-def _what_is_left(history: RunHistory, mark: _Mark, now: Snapshot) -> tuple[str, Tone]:
+def _remaining_mark(history: RunHistory, mark: _Mark, now: Snapshot) -> tuple[str, Tone]:
     """Judge the value against strangers, against chance, and against birth."""
     value, at_birth = scalar(now, mark.scalar), scalar(history.first, mark.scalar)
     most, inter = abs(scalar(now, mark.strangers)), scalar(history.first, "inter")

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         leave_working_folder()
     from ..files import one_line
-    from ..models.user_classes import name_own_code
+    from ..models.user_classes import name_user_code
     from ..urls import hide_credentials
     from .words import normal_dashes, resolve_home
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         # Loggers record what is asked for.
         sys.argv[1:] = map(hide_credentials, sys.argv[1:])
-    name_own_code(arguments)
+    name_user_code(arguments)
     debug = "--debug" in arguments
     # torch reads it once, when it is imported. Its warnings repeat a rank's end as forty lines of C++ in every other.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "INFO" if debug else "ERROR")

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 
 from ..errors import UsageError
 from ..measure.config import MOST_STRANGERS, SnapshotConfig
-from ..schema import SEEDS, shown
+from ..schema import SEEDS, quoted
 from ..trainer.config import RunConfig
 from ..trainer.config_file import read_config
 from ..trainer.config_parser import Parser, unknown_fields
@@ -102,7 +102,7 @@ def check_seed(option: str, seed: int) -> None:
     ``init_seed``.
     """
     if not SEEDS[0] <= seed <= SEEDS[1]:
-        raise UsageError(f"--{option} {shown(seed)}: no seed; give a whole number from {SEEDS[0]} to {SEEDS[1]}")
+        raise UsageError(f"--{option} {quoted(seed)}: no seed; give a whole number from {SEEDS[0]} to {SEEDS[1]}")
 
 
 def add_json(parser: Parser) -> None:

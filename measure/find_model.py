@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 from ..models.decoder import Decoder
-from .foreign import ForeignModel
+from .hf import HFModel
 from .ranks import max_over_ranks
 
 
@@ -22,13 +22,13 @@ def unwrap(model: Any) -> Any:
         model = inner
 
 
-def measurable(model: Any) -> Decoder | ForeignModel:
+def measurable(model: Any) -> Decoder | HFModel:
     """Return an unwrapped model in the form that ``measure`` reads. Collective: call on every rank.
 
     Raises:
         UsageError: no language model, one that cannot be measured, or one under FSDP 1.
     """
-    if isinstance(model, Decoder | ForeignModel):
+    if isinstance(model, Decoder | HFModel):
         return model
     # All ranks must refuse together: the others would wait.
     if max_over_ranks(int(_lies_flat(model))):
@@ -38,7 +38,7 @@ def measurable(model: Any) -> Decoder | ForeignModel:
         )
     if not hasattr(getattr(model, "config", None), "model_type"):
         raise UsageError(f"{type(model).__name__} is no language model of transformers, and cannot be measured")
-    return ForeignModel(model)
+    return HFModel(model)
 
 
 def _lies_flat(model: Any) -> bool:

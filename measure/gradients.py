@@ -25,7 +25,7 @@ from ..models.decoder import Decoder
 from ..models.linear_cross_entropy import TokenLosses
 from ..models.observe import Attended, Site
 from ..models.tensor_shards import full_tensor
-from .foreign import ForeignModel
+from .hf import HFModel
 from .measurement import Batches, Measurement, evaluation_mode
 from .observed import device_of, sizes_of
 
@@ -249,7 +249,7 @@ class GraphGradients:
         UsageError: the model's parameters are sharded.
     """
 
-    def __init__(self, model: ForeignModel, norms: GradientNorms) -> None:
+    def __init__(self, model: HFModel, norms: GradientNorms) -> None:
         # Whoever gathers them does so for their own passes.
         if any(isinstance(p, DTensor) or p.numel() == 0 for p in model.parameters()):
             raise UsageError(
@@ -298,7 +298,7 @@ class GraphGradients:
 
 
 def measure_gradients(
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     probe_NT: np.ndarray,
     *,
     batch_size: int = 64,

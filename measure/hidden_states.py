@@ -26,11 +26,11 @@ from ..models.birth import digest_of
 from ..models.by_block import DecoderByBlock
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
-from .foreign import ForeignConfig, ForeignModel
+from .hf import HFConfig, HFModel
 from .measurement import evaluation_mode
 from .observed import device_of
 from .passes import batches_of, kept_states
-from .ranks import gather_rows, own_batches
+from .ranks import batches_of_rank, gather_rows
 
 _FORMAT = 1
 _FILE = "hidden.safetensors"
@@ -53,7 +53,7 @@ class FingerprintProbe:
     sd: float = 1.0
     """Standard deviation of the Gaussian vectors' channels."""
 
-    def like(self, reference: Decoder | ForeignModel) -> FingerprintProbe:
+    def like(self, reference: Decoder | HFModel) -> FingerprintProbe:
         """Return an embedding probe with the mean and sd of the reference's embedding table; a token probe
         unchanged.
         """
@@ -87,18 +87,18 @@ def _hooked(handle: Any) -> Iterator[None]:
         handle.remove()
 
 
-def _table(model: Decoder | ForeignModel) -> nn.Embedding:
+def _table(model: Decoder | HFModel) -> nn.Embedding:
     """Return the embeddings of tokens."""
-    table: nn.Embedding = model.embeddings if isinstance(model, ForeignModel) else model.embed
+    table: nn.Embedding = model.embeddings if isinstance(model, HFModel) else model.embed
     return table
 
 
-def _last(model: Decoder | ForeignModel) -> nn.Module:
+def _last(model: Decoder | HFModel) -> nn.Module:
     """Return the module whose output is the final hidden states; for a model of ``transformers``, its decoder."""
-    return model.decoder if isinstance(model, ForeignModel) else model.norm
+    return model.decoder if isinstance(model, HFModel) else model.norm
 
 
-def _tokens(config: ModelConfig | ForeignConfig, probe: FingerprintProbe) -> np.ndarray:
+def _tokens(config: ModelConfig | HFConfig, probe: FingerprintProbe) -> np.ndarray:
     """Return int64 ids ``[N, T]``; zeros if vectors replace their embeddings."""
     if probe.kind == "token":
         return random_probe(config.vocab_size, probe.n_inputs, probe.seq_len, probe.probe_seed)
@@ -106,14 +106,14 @@ def _tokens(config: ModelConfig | ForeignConfig, probe: FingerprintProbe) -> np.
 
 
 def _inputs(
-    model: Decoder | ForeignModel, probe: FingerprintProbe, batch_size: int
+    model: Decoder | HFModel, probe: FingerprintProbe, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor | None, bool]]:
     """Yield this rank's inputs: token ids of a batch, vectors that replace their embeddings (or None), and a flag that
     says if the batch counts.
     """
     weight, config, device = _table(model).weight, model.config, device_of(model)
     tokens_NT = _tokens(config, probe)
-    for rows_B, counts in own_batches(torch.arange(probe.n_inputs), batch_size):
+    for rows_B, counts in batches_of_rank(torch.arange(probe.n_inputs), batch_size):
         first, last = int(rows_B[0]), int(rows_B[-1]) + 1
         tokens_BT = torch.from_numpy(tokens_NT[first:last]).to(device)
         if probe.kind == "token":
@@ -143,7 +143,7 @@ def _by_block(model: DecoderByBlock, probe: FingerprintProbe, batch_size: int) -
 
 
 def hidden_states(
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     probe: FingerprintProbe,
     batch_size: int = 64,
     advance: Callable[[int], object] = lambda n_inputs: None,
@@ -191,11 +191,11 @@ def hidden_states(
     return gather_rows(torch.from_numpy(mine_ND), probe.n_inputs).numpy()
 
 
-def _width(model: Decoder | ForeignModel) -> int:
+def _width(model: Decoder | HFModel) -> int:
     """Return the width of final hidden states, which in few models of transformers differs from the residual
     stream's.
     """
-    return model.final_width if isinstance(model, ForeignModel) else model.config.d_model
+    return model.final_width if isinstance(model, HFModel) else model.config.d_model
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -206,7 +206,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def cached_hidden_states(
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     probe: FingerprintProbe,
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_inputs: None,

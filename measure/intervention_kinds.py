@@ -16,7 +16,7 @@ from ..models.config import ModelConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .foreign import ForeignConfig
+    from .hf import HFConfig
 
 KindName = Literal["mask", "amplify", "scale", "ablate_unit", "ablate_channel", "ablate_head", "ablate_value"]
 Around = Literal["outputs", "values"]
@@ -80,7 +80,7 @@ class Intervention:
         """Keys whose attention is the outcome: those at the chosen positions; without any, key 0."""
         return self.positions or (0,)
 
-    def check(self, config: ModelConfig | ForeignConfig, seq_len: int) -> None:
+    def check(self, config: ModelConfig | HFConfig, seq_len: int) -> None:
         """Check that a model of this shape can be changed so.
 
         Raises:
@@ -131,7 +131,7 @@ class Kind:
     acts_on_later_blocks: ClassVar[bool] = True
     """True if its outcome shows in later blocks alone."""
 
-    def check_attention(self, config: ModelConfig | ForeignConfig) -> None:
+    def check_attention(self, config: ModelConfig | HFConfig) -> None:
         """Raise UsageError if the attention of a model does not allow it."""
 
     def mean_of(self, what: Intervention) -> MeanOf | None:
@@ -163,7 +163,7 @@ class Mask(Kind):
 
     meaning = "query K sees itself only"
 
-    def check_attention(self, config: ModelConfig | ForeignConfig) -> None:
+    def check_attention(self, config: ModelConfig | HFConfig) -> None:
         """See :class:`Kind`."""
         attention = config.attention
         plain = attention.normaliser == "softmax" and attention.kv_bias == "none"
@@ -326,7 +326,7 @@ def _with(x_BHTK: Tensor, new_BHPK: Tensor, positions: list[int]) -> Tensor:
     return x_BHTK
 
 
-def _sizes(config: ModelConfig | ForeignConfig) -> dict[str, int]:
+def _sizes(config: ModelConfig | HFConfig) -> dict[str, int]:
     """Count the units, channels and heads of a block."""
     return {"units": config.ff, "channels": config.d_model, "heads": config.n_heads}
 

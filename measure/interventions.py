@@ -22,8 +22,8 @@ from ..models.attention.normalisers import WeightedSum, query_blocks
 from ..models.decoder import Decoder
 from ..models.mlp import MLP
 from ..models.observe import Attended, Site
-from .foreign import ForeignModel
-from .foreign.observed_pass import first_of
+from .hf import HFModel
+from .hf.observed_pass import first_of
 from .intervention_kinds import Aggregation, ChangedPlace, Intervention, MeanOf
 from .measurement import evaluation_mode
 from .next_tokens import first_prediction, losses_of, mean_and_error, passes, sequence_means, sequences_at_once
@@ -95,7 +95,7 @@ class Intervened:
 
 
 def intervene(
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     probe_NT: np.ndarray,
     what: Intervention,
     *,
@@ -156,7 +156,7 @@ class _Probe:
     batch_size: int
 
 
-def _check_seen(model: Decoder | ForeignModel, what: Intervention, seq_len: int) -> None:
+def _check_seen(model: Decoder | HFModel, what: Intervention, seq_len: int) -> None:
     place = {"aggregation": "attention", "units": "neurons"}.get(what.means.place)
     for unseen in Setting(model, seq_len).unseen:
         if unseen.place == place and (wrong := sorted(set(what.layers) & set(unseen.layers))):
@@ -169,7 +169,7 @@ def _check_seen(model: Decoder | ForeignModel, what: Intervention, seq_len: int)
 
 @contextmanager
 def _tapped(
-    model: Decoder | ForeignModel, place: ChangedPlace, layers: Collection[int], tap: Tap, seq_len: int
+    model: Decoder | HFModel, place: ChangedPlace, layers: Collection[int], tap: Tap, seq_len: int
 ) -> Iterator[None]:
     """Call ``tap``, within the context, with the result of a place of the blocks; ``tap`` decides the replacement."""
     with ExitStack() as stack:
@@ -188,7 +188,7 @@ def _tapped(
         yield
 
 
-def _tap_attention(model: Decoder | ForeignModel, layers: Collection[int], tap: Tap, stack: ExitStack) -> None:
+def _tap_attention(model: Decoder | HFModel, layers: Collection[int], tap: Tap, stack: ExitStack) -> None:
     """Tap the attention before norm, calibration and gate, which then read the changed values."""
 
     def change(layer: int, weighted: WeightedSum, v_BHTK: Tensor) -> None:
@@ -197,7 +197,7 @@ def _tap_attention(model: Decoder | ForeignModel, layers: Collection[int], tap: 
             if (changed := tap(layer, seen)) is not None:
                 weighted.o_BHTK = changed.to(weighted.o_BHTK.dtype)
 
-    if isinstance(model, ForeignModel):
+    if isinstance(model, HFModel):
         stack.callback(setattr, model, "change_attention", model.change_attention)
         model.change_attention = change
         return
@@ -225,9 +225,9 @@ def _tap_stream(tap: Callable[[Tensor], Tensor | None], module: nn.Module, args:
     return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
 
-def _unit_readers(model: Decoder | ForeignModel) -> Mapping[int, nn.Module]:
+def _unit_readers(model: Decoder | HFModel) -> Mapping[int, nn.Module]:
     """Return, by block from 1, the map that reads the hidden units."""
-    if isinstance(model, ForeignModel):
+    if isinstance(model, HFModel):
         return model.unit_readers()
     mlps = ((layer, block.mlp) for layer, block in enumerate(model.blocks, start=1))
     return {layer: mlp.down for layer, mlp in mlps if isinstance(mlp, MLP)}
@@ -253,7 +253,7 @@ def weights_on(weighted: WeightedSum, keys: Sequence[int], n_queries: int | None
 class _Readings:
     """Sums over sequences of the readings of one pass at the watched keys."""
 
-    def __init__(self, model: Decoder | ForeignModel, what: Intervention, dose: float | None) -> None:
+    def __init__(self, model: Decoder | HFModel, what: Intervention, dose: float | None) -> None:
         config, device = model.config, device_of(model)
         self.what, self.changed = what, () if dose is None else what.layers
         self.keys, self.n = list(what.watched), 0
@@ -335,7 +335,7 @@ def _add(total: Tensor, x: Tensor) -> None:
 
 
 def _read(
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     what: Intervention,
     dose: float | None,
     means: Mapping[int, Tensor],
@@ -397,7 +397,7 @@ class _Nothing:
 
 
 def _means(
-    model: Decoder | ForeignModel, what: Intervention, probe: _Probe, random_NT: np.ndarray | None
+    model: Decoder | HFModel, what: Intervention, probe: _Probe, random_NT: np.ndarray | None
 ) -> dict[int, Tensor]:
     """Return, by block, the mean that the intervention needs, from the unchanged model, float64; empty if it needs
     none.
@@ -425,9 +425,7 @@ class _EndOfPassError(Exception):
     """Signal that ends a pass once its rest is not needed."""
 
 
-def _means_while_changed(
-    model: Decoder | ForeignModel, what: Intervention, dose: float, probe: _Probe
-) -> dict[int, Tensor]:
+def _means_while_changed(model: Decoder | HFModel, what: Intervention, dose: float, probe: _Probe) -> dict[int, Tensor]:
     """Return, by block, the mean of heads' outputs, float64 ``[H, K]``, while the chosen blocks before it are replaced
     by their means. Each pass ends in that block.
     """

@@ -16,9 +16,9 @@ from ..models.by_block import DecoderByBlock
 from ..models.decoder import Decoder
 from ..models.observe import Site
 from ..models.tensor_shards import reshard
-from .foreign import ForeignModel
+from .builtin_metrics import OBSERVED, ObservedBirth, ObservedPreference, builtin_metrics
+from .hf import HFModel
 from .observed import Arrays, BirthReference, MetricSource, Scalars, Setting, device_of
-from .our_metrics import OBSERVED, ObservedBirth, ObservedPreference, our_metrics
 from .passes import (
     Batches,
     FiniteWatch,
@@ -35,7 +35,7 @@ from .user_metrics import Guarded, MetricLike, find_metrics, left_alone
 # ---------------------------------------------------------------- a birth compared with itself
 
 
-class ObservedOwnBirth(ObservedBirth):
+class ObservedNewborn(ObservedBirth):
     """:class:`ObservedBirth` of a birth in a pass by block: its reference needs no other pass.
 
     The setting's ``birth`` holds zeros, which are filled in as places are passed. A place's last positions are kept
@@ -88,12 +88,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         reshard(model)
 
 
-def pass_of(model: Decoder | ForeignModel) -> ProbePass:
+def pass_of(model: Decoder | HFModel) -> ProbePass:
     """Return the pass that suits a model."""
     return PassByBlock(model) if isinstance(model, DecoderByBlock) else WholePass(model)
 
 
-def look(model: ForeignModel, seq_len: int) -> None:
+def look(model: HFModel, seq_len: int) -> None:
     """Inspect a model in advance, so that a later measurement need not. Collective: call on every rank.
 
     Raises:
@@ -103,14 +103,12 @@ def look(model: ForeignModel, seq_len: int) -> None:
         model.unseen(seq_len)
 
 
-def _at_once(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int | None) -> int:
+def _at_once(model: Decoder | HFModel, probe_NT: np.ndarray, batch_size: int | None) -> int:
     on_gpu = device_of(model).type == "cuda"
     return sequences_of_pass(batch_size, probe_NT.shape[1], model.config.ff, on_gpu=on_gpu)
 
 
-def birth_reference(
-    model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int | None = None
-) -> BirthReference:
+def birth_reference(model: Decoder | HFModel, probe_NT: np.ndarray, batch_size: int | None = None) -> BirthReference:
     """Measure seed direction and token preference of a newborn model, in one pass over the probe."""
     setting = Setting(model, probe_NT.shape[1])
     observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
@@ -122,7 +120,7 @@ def birth_reference(
 
 
 def measure(
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     probe_NT: np.ndarray,
     birth: BirthReference | None = None,
     strangers: list[BirthReference] | None = None,
@@ -131,7 +129,7 @@ def measure(
     sink_epsilon: float = 0.3,
     metrics: Sequence[MetricLike | MetricSource] = (),
     documents_NT: np.ndarray | None = None,
-    own_birth: bool = False,
+    is_newborn: bool = False,
 ) -> Measurement:
     """Measure every quantity of definitions §3–7, and your own metrics, in one forward pass over a probe.
 
@@ -150,7 +148,7 @@ def measure(
         metrics: your own: ``module:Class``, classes or instances (docs/extending.md).
         documents_NT: the number of each token's document in its sequence, rising, int64 ``[N, T]``; by default a
             sequence is one document.
-        own_birth: the model is a birth with one block at a time in memory, and is compared with itself in the same
+        is_newborn: the model is a birth with one block at a time in memory, and is compared with itself in the same
             pass; leave ``birth`` out.
 
     Raises:
@@ -160,9 +158,9 @@ def measure(
     """
     sources, run, config = find_metrics(metrics), pass_of(model), model.config
     ours = dict(OBSERVED)
-    if own_birth:
+    if is_newborn:
         # Metrics that the pass itself supplies.
-        ours[ObservedOwnBirth.key] = ObservedOwnBirth
+        ours[ObservedNewborn.key] = ObservedNewborn
         birth = BirthReference(np.zeros((config.n_layers + 1, config.d_model)), np.zeros(config.vocab_size))
     setting = Setting(
         model,
@@ -179,7 +177,7 @@ def measure(
     with left_alone(model, [] if run.by_block else sources), evaluation_mode(model), read_weights(KeySummer):
         _ = setting.unseen
         theirs = [Guarded(source, setting) for source in sources]
-        observed = [*our_metrics(setting, ours), *theirs]
+        observed = [*builtin_metrics(setting, ours), *theirs]
         # Metrics that no block shows anything to are not computed.
         shown = [metric for metric in observed if len(setting.missing(metric)) < config.n_layers]
         observer = MetricObserver(shown, finite)

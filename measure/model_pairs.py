@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import RunError, UsageError
 from ..metrics.two_models import Barrier, cka, hsic, loss_barrier, token_kl, token_loss
 from ..models.decoder import Decoder
-from .foreign import ForeignModel
+from .hf import HFModel
 from .measurement import evaluation_mode
 from .model_reading import ModelReading, final_states, output_head
 from .next_tokens import first_prediction, passes, standard_error
@@ -41,7 +41,7 @@ class Line:
 _MOST_LOGITS_OF_TWO = 1 << 22
 
 
-def line_problem(a: Decoder | ForeignModel, b: Decoder | ForeignModel) -> str | None:
+def line_problem(a: Decoder | HFModel, b: Decoder | HFModel) -> str | None:
     """Return the reason why there is no line between two models; None if there is one."""
     ours, theirs = a.state_dict(), b.state_dict()
     for name in [*ours, *(name for name in theirs if name not in ours)]:
@@ -53,8 +53,8 @@ def line_problem(a: Decoder | ForeignModel, b: Decoder | ForeignModel) -> str | 
 
 
 def losses_on_line(
-    a: Decoder | ForeignModel,
-    b: Decoder | ForeignModel,
+    a: Decoder | HFModel,
+    b: Decoder | HFModel,
     alphas: Sequence[float],
     tokens_NT: np.ndarray,
     *,
@@ -100,7 +100,7 @@ def _move(moved: dict[str, Tensor], a: dict[str, Tensor], b: dict[str, Tensor], 
 
 
 def _mean_loss(
-    model: Decoder | ForeignModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
+    model: Decoder | HFModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
 ) -> float:
     total, n_tokens = 0.0, 0
     first = first_prediction(model.config, tokens_NT.shape[1])

@@ -20,8 +20,8 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.linear_cross_entropy import soft_capped
 from ..models.observe import Attended, Site
-from .foreign import ForeignModel
-from .foreign.foreign_model import ForeignConfig
+from .hf import HFModel
+from .hf.hf_model import HFConfig
 from .measurement import evaluation_mode
 from .next_tokens import passes
 
@@ -55,7 +55,7 @@ class OutputHead:
         return soft_capped(logits_RV, self.cap)
 
 
-def output_head(model: Decoder | ForeignModel) -> OutputHead:
+def output_head(model: Decoder | HFModel) -> OutputHead:
     """Return the head of a model; its tensors are shared with the model."""
     if isinstance(model, Decoder):
         table = model.embed if model.head is None else model.head
@@ -68,7 +68,7 @@ def output_head(model: Decoder | ForeignModel) -> OutputHead:
     return OutputHead(linear.weight.detach(), None if bias is None else bias.detach(), factor, cap)
 
 
-def check_head(model: Decoder | ForeignModel, head: OutputHead, x_BTD: Tensor, last_BV: Tensor) -> None:
+def check_head(model: Decoder | HFModel, head: OutputHead, x_BTD: Tensor, last_BV: Tensor) -> None:
     """Compare the head's logits of the last position with those that the model itself gave.
 
     Raises:
@@ -82,23 +82,23 @@ def check_head(model: Decoder | ForeignModel, head: OutputHead, x_BTD: Tensor, l
 
 
 @contextmanager
-def final_states(model: Decoder | ForeignModel) -> Iterator[list[Tensor]]:
+def final_states(model: Decoder | HFModel) -> Iterator[list[Tensor]]:
     """Keep the final hidden states ``[B, T, D]`` that the head reads: within the context, each forward pass replaces
     the content of the list.
     """
     kept: list[Tensor] = []
 
-    def keep_ours(module: nn.Module, args: Any, x_BTD: Tensor) -> None:
+    def keep_decoder(module: nn.Module, args: Any, x_BTD: Tensor) -> None:
         # The decoder may norm the last position alone.
         kept[:] = [model.norm(x_BTD)]  # type: ignore[operator]
 
-    def keep_theirs(module: nn.Module, args: Any, output: Any) -> None:
+    def keep_hf(module: nn.Module, args: Any, output: Any) -> None:
         kept[:] = [output[0]]
 
     if isinstance(model, Decoder):
-        handle = model.blocks[-1].register_forward_hook(keep_ours)
+        handle = model.blocks[-1].register_forward_hook(keep_decoder)
     else:
-        handle = model.model.base_model.register_forward_hook(keep_theirs)
+        handle = model.model.base_model.register_forward_hook(keep_hf)
     try:
         yield kept
     finally:
@@ -136,7 +136,7 @@ class ModelReading:
     """Results of a pass, in a folder."""
 
     name: str
-    config: ModelConfig | ForeignConfig
+    config: ModelConfig | HFConfig
     folder: Path
     n_batches: int
     """Number of batches of sequences in the pass."""
@@ -166,7 +166,7 @@ class ModelReading:
 
 def read_model(
     name: str,
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     tokens_NT: np.ndarray,
     folder: Path,
     *,

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from ..errors import UsageError
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
-from .foreign import ForeignModel
-from .foreign.foreign_model import ForeignConfig
+from .hf import HFModel
+from .hf.hf_model import HFConfig
 from .observed import device_of
 from .passes import documents_apart
 
@@ -48,7 +48,7 @@ def share_interval(k: int, n: int) -> tuple[float, float]:
 _LOGITS = 1 << 25
 
 
-def first_prediction(config: ModelConfig | ForeignConfig, n_tokens: int) -> int:
+def first_prediction(config: ModelConfig | HFConfig, n_tokens: int) -> int:
     """Return the first position whose next token counts in a loss, for sequences of ``n_tokens``.
 
     Raises:
@@ -64,7 +64,7 @@ def first_prediction(config: ModelConfig | ForeignConfig, n_tokens: int) -> int:
 
 
 def passes(
-    model: Decoder | ForeignModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
+    model: Decoder | HFModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """Yield the batches of a probe ``[B, T]`` on the model's device, each with further arguments of its pass: the
     numbers of their documents, if the model sees each document alone.
@@ -78,7 +78,7 @@ def passes(
         yield torch.from_numpy(np.ascontiguousarray(tokens_NT[part])).to(device), more
 
 
-def sequences_at_once(model: Decoder | ForeignModel, batch_size: int, n_positions: int) -> int:
+def sequences_at_once(model: Decoder | HFModel, batch_size: int, n_positions: int) -> int:
     """Return the number of sequences for a pass with logits at so many positions: ``batch_size``, or as many as memory
     holds.
     """

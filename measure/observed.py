@@ -27,7 +27,7 @@ from ..models.decoder import Block, Decoder
 from ..models.mlp import MLP
 from ..models.observe import Attended, Unseen
 from ..models.tensor_shards import full_tensor
-from .foreign import ForeignConfig, ForeignModel
+from .hf import HFConfig, HFModel
 
 Scalars = dict[str, float | np.floating | np.integer]
 Arrays = dict[str, np.ndarray]
@@ -66,12 +66,12 @@ class AttentionView(Attended):
         return key_sums(self.weights, self.q_BHTK.shape[2], self.first_BT)
 
 
-def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
+def sizes_of(config: ModelConfig | HFConfig, seq_len: int) -> Sizes:
     """Return the sizes of a model and of a probe's sequences."""
-    d_key = config.d_head if isinstance(config, ForeignConfig) else config.d_key
+    d_key = config.d_head if isinstance(config, HFConfig) else config.d_key
     shape = config.n_layers, config.n_heads, config.d_model, d_key, config.ff, config.vocab_size
     value = None if config.d_value == d_key else config.d_value
-    if isinstance(config, ForeignConfig):
+    if isinstance(config, HFConfig):
         experts = config.n_experts, config.d_expert
     else:
         own = config.experts
@@ -83,7 +83,7 @@ def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
 class Setting:
     """Inputs from which the metrics of one measurement are made."""
 
-    model: Decoder | ForeignModel
+    model: Decoder | HFModel
     seq_len: int
     birth: BirthReference | None = None
     strangers: Sequence[BirthReference] = field(default_factory=list)
@@ -108,14 +108,14 @@ class Setting:
     @cached_property
     def unseen(self) -> tuple[Unseen, ...]:
         """Places that the model does not show. For a model of ``transformers`` the first call reads one sequence."""
-        if isinstance(self.model, ForeignModel):
+        if isinstance(self.model, HFModel):
             return self.model.unseen(self.seq_len)
         return (Unseen("neurons", self._routed, "a mixture of experts"),) if self._routed else ()
 
     @cached_property
     def _routed(self) -> tuple[int, ...]:
         """The blocks, from 1, that have experts."""
-        if isinstance(self.model, ForeignModel):
+        if isinstance(self.model, HFModel):
             return self.model.routed
         experts = self.model.config.experts
         return tuple(i + 1 for i in range(self.model.config.n_layers) if experts.in_block(i))
@@ -163,13 +163,13 @@ class Setting:
 
 def device_of(model: Any) -> torch.device:
     """Return the device that a model reads its tokens on."""
-    found: torch.device = model.device if isinstance(model, ForeignModel) else next(model.parameters()).device
+    found: torch.device = model.device if isinstance(model, HFModel) else next(model.parameters()).device
     return found
 
 
-def mlp_maps(model: Decoder | ForeignModel, layer: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
+def mlp_maps(model: Decoder | HFModel, layer: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """Return one block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps; None if its units are not seen."""
-    if isinstance(model, ForeignModel):
+    if isinstance(model, HFModel):
         return model.mlp_weights(layer)
     block = model.blocks[layer - 1]
     assert isinstance(block, Block)

@@ -24,9 +24,9 @@ from ..models.decoder import Decoder
 from ..models.observe import Attended, Observer, Site, Sublayer
 from ..models.tensor_shards import compute_dtype
 from .config import BATCH_SIZE
-from .foreign import ForeignModel
+from .hf import HFModel
 from .observed import PLACES, AttentionView, Observed, device_of
-from .ranks import own_batches, sum_over_ranks, world_size
+from .ranks import batches_of_rank, sum_over_ranks, world_size
 
 _SITES = {
     "attention": "the residual stream after the attention of block {}",
@@ -151,7 +151,7 @@ class Batches:
 
     def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
         self.device = device_of(model)
-        self.parts = own_batches(torch.from_numpy(np.ascontiguousarray(probe_NT)), batch_size)
+        self.parts = batches_of_rank(torch.from_numpy(np.ascontiguousarray(probe_NT)), batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, bool]]:
         return ((part.to(self.device), counts) for part, counts in self.parts)
@@ -174,7 +174,7 @@ class WholePass:
 
     by_block = False
 
-    def __init__(self, model: Decoder | ForeignModel) -> None:
+    def __init__(self, model: Decoder | HFModel) -> None:
         self.model = model
 
     def __call__(
@@ -193,13 +193,13 @@ class WholePass:
     ) -> None:
         apart = documents_BT is not None and documents_apart(self.model)
         more = {"documents_BT": documents_BT} if apart else {}
-        with batch_shown(observer, tokens_BT, documents_BT):
+        with showing_batch(observer, tokens_BT, documents_BT):
             logits_BV = self.model(tokens_BT, last_only=True, observer=observer if counts else None, **more)
         if counts:
             observer.logits(logits_BV)
 
 
-def documents_apart(model: Decoder | ForeignModel) -> bool:
+def documents_apart(model: Decoder | HFModel) -> bool:
     """Return True if a model sees each document alone; for others, sinks at the beginnings of documents are
     measured.
     """
@@ -207,7 +207,7 @@ def documents_apart(model: Decoder | ForeignModel) -> bool:
 
 
 @contextmanager
-def batch_shown(observer: MetricObserver, tokens_BT: Tensor, documents_BT: Tensor | None) -> Iterator[None]:
+def showing_batch(observer: MetricObserver, tokens_BT: Tensor, documents_BT: Tensor | None) -> Iterator[None]:
     """Give the observer, within the context, the batch and, for sequences of several documents, the first positions of
     the documents.
     """
@@ -220,7 +220,7 @@ def batch_shown(observer: MetricObserver, tokens_BT: Tensor, documents_BT: Tenso
         yield
 
 
-def not_finite(place: str, model: Decoder | ForeignModel) -> RunError:
+def not_finite(place: str, model: Decoder | HFModel) -> RunError:
     """Make the error that ends the measurement of a broken model, or of one whose numbers do not fit into its dtype."""
     mend = ""
     if compute_dtype(model) == torch.float16:
@@ -305,7 +305,7 @@ class PassByBlock:
         @contextmanager
         def watch(sequences: slice) -> Iterator[Observer]:
             numbers = None if documents is None else documents[sequences].to(decoder.device)
-            with batch_shown(observer, tokens_NT[sequences].to(decoder.device), numbers):
+            with showing_batch(observer, tokens_NT[sequences].to(decoder.device), numbers):
                 yield observer
 
         def passed(layer: int) -> None:

@@ -36,7 +36,7 @@ def world_size() -> int:
     return dist.get_world_size() if _grouped() else 1
 
 
-def own_batches(x: Tensor, batch_size: int) -> list[tuple[Tensor, bool]]:
+def batches_of_rank(x: Tensor, batch_size: int) -> list[tuple[Tensor, bool]]:
     """Split this rank's contiguous part of the rows of ``x`` into batches; return each with a flag that says if it
     counts.
 
@@ -51,7 +51,7 @@ def own_batches(x: Tensor, batch_size: int) -> list[tuple[Tensor, bool]]:
 
 
 def gather_rows(mine: Tensor, n_rows: int) -> Tensor:
-    """Gather all ``n_rows`` rows from the ranks' parts of :func:`own_batches`. Returned on the CPU."""
+    """Gather all ``n_rows`` rows from the ranks' parts of :func:`batches_of_rank`. Returned on the CPU."""
     n_ranks = world_size()
     if n_ranks == 1:
         return mine

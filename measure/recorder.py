@@ -28,12 +28,12 @@ from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
 from .config import SnapshotConfig
 from .find_model import measurable, unwrap
-from .foreign import ForeignModel
 from .gradients import measure_gradients, with_gradients
+from .hf import HFModel
 from .measurement import BirthReference, Measurement, birth_reference, look, measure
 from .observed import MetricSource
 from .ranks import from_rank_zero, on_all_ranks
-from .ranks import rank as own_rank
+from .ranks import rank as rank_of_process
 from .records import RunDir, Snapshot
 from .summary import secondary_sinks
 from .user_metrics import MetricLike, find_metrics
@@ -64,7 +64,7 @@ def top_tokens(
 
 
 def snapshot_of(
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     found: Measurement,
     probe_NT: np.ndarray,
     probe_seed: int,
@@ -273,7 +273,7 @@ class SnapshotRecorder:
         self._looked = False
         self._seq_len = self.config.seq_len
         self._n_tokens: int | None = None
-        self._model: tuple[Any, Decoder | ForeignModel] | None = None
+        self._model: tuple[Any, Decoder | HFModel] | None = None
 
     def take(self, model: Any, step: int) -> Snapshot:
         """Measure ``model`` after ``step`` optimizer steps and write the snapshot.
@@ -309,7 +309,7 @@ class SnapshotRecorder:
             return self._take(model, step, [], writes)
         except _FAILURES as error:
             self._name(step, [str(error)])
-            if own_rank() == 0 and writes:
+            if rank_of_process() == 0 and writes:
                 # A disk that takes no snapshot may take no note either; the warning has said it.
                 with suppress(OSError, RunError):
                     self.run.note_not_measured(step, str(error))
@@ -344,11 +344,11 @@ class SnapshotRecorder:
         """Warn of each reason once, regardless of its numbers."""
         for reason in reasons:
             kind = re.sub(r"\d[\d.e+-]*", "#", reason)
-            if kind not in self._named and own_rank() == 0:
+            if kind not in self._named and rank_of_process() == 0:
                 self._named.add(kind)
                 warnings.warn(f"not measured at step {step}: {reason}", stacklevel=4)
 
-    def _observable(self, model: Any, step: int, *, drops: bool) -> Decoder | ForeignModel:
+    def _observable(self, model: Any, step: int, *, drops: bool) -> Decoder | HFModel:
         """Return the model in the form that is measured; check it and prepare its probe at first sight.
 
         ``drops``: True to drop an impossible probe, with its reason; else it is an error.
@@ -383,7 +383,7 @@ class SnapshotRecorder:
                 if not drops:
                     raise
                 self.dropped["text"] = str(error)
-            if isinstance(seen, ForeignModel):
+            if isinstance(seen, HFModel):
                 look(seen, self.probes["random"].shape[1])
             self._model = model, seen
         return self._model[1]
@@ -412,7 +412,7 @@ class SnapshotRecorder:
         if "random" not in self.probes:
             lengths["the random probe"] = self._seq_len
         for what, length in lengths.items():
-            if length > longest and own_rank() == 0:
+            if length > longest and rank_of_process() == 0:
                 warnings.warn(
                     f"{what} has {length} positions, and this model {longest}: it is shortened to {longest}",
                     stacklevel=6,
@@ -430,7 +430,7 @@ class SnapshotRecorder:
 
     # ---------------------------------------------------------------- what is compared with
 
-    def _find_references(self, model: Decoder | ForeignModel, step: int) -> None:
+    def _find_references(self, model: Decoder | HFModel, step: int) -> None:
         self.birth, self.strangers = self.given, []
         if self.given is None and (stored := from_rank_zero(lambda: self._stored_references(model, step))) is not None:
             self.birth, *self.strangers = stored
@@ -444,14 +444,14 @@ class SnapshotRecorder:
             self.birth = self.birth or self._reference(model)
         self._looked = True
 
-    def _newborn(self, model: Decoder | ForeignModel, init_seed: int) -> Decoder | ForeignModel:
+    def _newborn(self, model: Decoder | HFModel, init_seed: int) -> Decoder | HFModel:
         assert self.newborn is not None
         return measurable(self.newborn(init_seed)).to(next(model.parameters()).device)
 
-    def _reference(self, model: Decoder | ForeignModel) -> BirthReference:
+    def _reference(self, model: Decoder | HFModel) -> BirthReference:
         return birth_reference(model, self.probes["random"], self.config.batch_size)
 
-    def _stored_references(self, model: Decoder | ForeignModel, step: int) -> list[BirthReference] | None:
+    def _stored_references(self, model: Decoder | HFModel, step: int) -> list[BirthReference] | None:
         """Read birth and strangers from the snapshot of step 0; None without one."""
         folder = self.run.snapshot(0)
         if step == 0 or folder not in self.run.snapshot_folders():
@@ -480,9 +480,7 @@ class SnapshotRecorder:
 
     # ---------------------------------------------------------------- one snapshot
 
-    def _measure(
-        self, model: Decoder | ForeignModel, probe: str, step: int, absent: list[str] | None = None
-    ) -> Measurement:
+    def _measure(self, model: Decoder | HFModel, probe: str, step: int, absent: list[str] | None = None) -> Measurement:
         tokens_NT = self.probes[probe]
         # The sequences of a random probe are one document each, whatever tokens they hold.
         borders = None if probe == "random" else self.borders
@@ -520,7 +518,7 @@ class SnapshotRecorder:
             raise RunError(f"step {step}, {probe} probe: {error}; no snapshot is written") from None
 
     def _snapshot(
-        self, model: Decoder | ForeignModel, by_probe: dict[str, Measurement], step: int, seconds: float
+        self, model: Decoder | HFModel, by_probe: dict[str, Measurement], step: int, seconds: float
     ) -> Snapshot:
         per_step = self.tokens_per_step
         tokens = per_step(step) if callable(per_step) else None if per_step is None else step * per_step

@@ -17,8 +17,8 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.parameter_shapes import parameter_shapes
 from ..models.tensor_shards import full_tensor
-from .foreign import ForeignModel
-from .foreign.observed_pass import first_of
+from .hf import HFModel
+from .hf.observed_pass import first_of
 
 # ---------------------------------------------------------------- gains of the norms before the maps
 # Gains of the norms through which the maps of a model of ``transformers`` read its residual stream.
@@ -27,7 +27,7 @@ from .foreign.observed_pass import first_of
 
 
 @torch.no_grad()
-def gains_before(model: ForeignModel) -> tuple[dict[int, Tensor], Tensor | None]:
+def gains_before(model: HFModel) -> tuple[dict[int, Tensor], Tensor | None]:
     """Return gains ``[D]``, float32 on their norm's device, of the norm before each block's MLP, by block from 1, and
     before the language-model head. A map that does not read a norm's output has none.
     """
@@ -94,9 +94,9 @@ MOST_HEADS = 4
 EMBEDDING, HEAD = "embedding", "head"
 
 
-def stream_weights(model: Decoder | ForeignModel) -> StreamWeights:
+def stream_weights(model: Decoder | HFModel) -> StreamWeights:
     """Return tables and units of a model in float32; at D 4096 and 32 blocks 1.9 GB. The model is left unchanged."""
-    return _of_theirs(model) if isinstance(model, ForeignModel) else _of_ours(model)
+    return _of_hf(model) if isinstance(model, HFModel) else _of_decoder(model)
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -118,7 +118,7 @@ def _value_units(value_CD: Tensor, n_heads: int) -> list[Tensor]:
     return [value_HKD[head] for head in spread_rows(n_heads, MOST_HEADS).tolist()]
 
 
-def _of_ours(model: Decoder) -> StreamWeights:
+def _of_decoder(model: Decoder) -> StreamWeights:
     config = model.config
     weights: BlockWeights = model.weights if isinstance(model, DecoderByBlock) else HeldWeights(model)
     known = {name for name, _ in parameter_shapes(config)}
@@ -166,7 +166,7 @@ def _block_units(config: ModelConfig, weights: BlockWeights, known: set[str], bl
     return units
 
 
-def _of_theirs(model: ForeignModel) -> StreamWeights:
+def _of_hf(model: HFModel) -> StreamWeights:
     gains, head_gain = gains_before(model)
     embedding_RD, head_RD = (_rows(x.weight) for x in (model.embeddings, model.model.get_output_embeddings()))
     width, config = embedding_RD.shape[1], model.config

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import RunError
 from ..metrics.quantities import MEASURED, METRICS
 from ..metrics.quantity import Quantity, Sizes
-from .foreign import ForeignModel
+from .hf import HFModel
 from .observed import Arrays, Observed, Scalars, SelfObserving, Setting, blanked
 
 
@@ -44,17 +44,17 @@ def summarise(metrics: Sequence[Observed], setting: Setting) -> Measurement:
             if isinstance(metric, SelfObserving) and metric.name not in METRICS:
                 unseen.append(f"{metric.name} (it reads what no block shows)")
             continue
-        own_scalars, own_arrays = metric.result()
-        _check(metric, own_scalars, own_arrays, setting.sizes)
+        metric_scalars, metric_arrays = metric.result()
+        _check(metric, metric_scalars, metric_arrays, setting.sizes)
         by_name = {quantity.name: quantity for quantity in metric.quantities}
-        own_arrays = {name: blanked(array, by_name[name], missing) for name, array in own_arrays.items()}
-        if missing or (unseen and isinstance(setting.model, ForeignModel)):
+        metric_arrays = {name: blanked(array, by_name[name], missing) for name, array in metric_arrays.items()}
+        if missing or (unseen and isinstance(setting.model, HFModel)):
             # A scalar that rests on no block is dropped. In a model of transformers that can happen for places that are
             # not shown separately.
-            own_scalars = {name: value for name, value in own_scalars.items() if not np.isnan(value)}
+            metric_scalars = {name: value for name, value in metric_scalars.items() if not np.isnan(value)}
         declared = [quantity.name for quantity in metric.quantities]
-        scalars |= {name: own_scalars[name] for name in declared if name in own_scalars}
-        arrays |= own_arrays
+        scalars |= {name: metric_scalars[name] for name in declared if name in metric_scalars}
+        arrays |= metric_arrays
     theirs = tuple(q for metric in metrics for q in metric.quantities if q.name not in MEASURED)
     return Measurement({name: float(value) for name, value in scalars.items()}, arrays, theirs, tuple(unseen))
 

@@ -20,7 +20,7 @@ from ..metrics.quantities import MEASURED
 from ..metrics.quantity import Quantity, Sizes
 from ..models.observe import Attended
 from ..models.tensor_shards import reshard
-from ..models.user_classes import import_own, in_words
+from ..models.user_classes import import_user_class, in_words
 from .observed import PLACES, Arrays, MetricSource, Place, Scalars, SelfObserving, Setting
 from .ranks import max_over_ranks
 
@@ -126,7 +126,7 @@ def find_metric(metric: MetricLike) -> MetricSource:
     Raises:
         UsageError: the metric cannot be imported, is not a metric, or declares nothing or something impossible.
     """
-    found = import_own(metric, "snapshot.metrics") if isinstance(metric, str) else metric
+    found = import_user_class(metric, "snapshot.metrics") if isinstance(metric, str) else metric
     own = found if isinstance(found, type) else type(found)
     name = metric if isinstance(metric, str) else f"{own.__module__}:{own.__qualname__}"
 

@@ -302,7 +302,7 @@ class EffectiveRank(AdditiveMetric):
         self.n_vectors = sum_over_ranks(self.n_vectors, group)
         self._group = group
 
-    def _own_moments(self) -> dict[int, Tensor]:
+    def _held_moments(self) -> dict[int, Tensor]:
         """Reduce over processes the states of the places that this process works on, by place."""
         if not self._is_synced:
             return dict(enumerate(self.moment))
@@ -325,7 +325,7 @@ class EffectiveRank(AdditiveMetric):
         """Return the eigenvalues of every place's second moment, falling, ``[S, d]``. Collective once synchronised:
         processes share the places.
         """
-        own = self._own_moments()
+        own = self._held_moments()
         eigenvalues_SD = self.moment.new_zeros(len(self.moment), self.d_model)
         at_most = _SOLVER_BYTES // (_SOLVER_MATRICES * self.moment.element_size() * self.d_model**2)
         for place, values_D in zip(own, each_at_once(self._eigenvalues, own.values(), at_most), strict=True):

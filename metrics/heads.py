@@ -17,7 +17,7 @@ from .sinks import KeySums, entropy_queries
 from .sums import AdditiveMetric, channel_norms, largest_over_ranks
 
 
-class ShownAttention(Protocol):
+class AttentionTensors(Protocol):
     """An attention of a batch: B sequences, H query heads, T positions, K head width."""
 
     @property
@@ -59,7 +59,7 @@ class HeadEntropy(AdditiveMetric):
         least = torch.full((sizes.n_layers, sizes.n_heads), -torch.inf, dtype=torch.float64)
         self.add_state("largest", least, dist_reduce_fx="max")
 
-    def attention(self, layer: int, attended: ShownAttention) -> None:
+    def attention(self, layer: int, attended: AttentionTensors) -> None:
         """See models/observe.py."""
         self.update(layer - 1, attended.sums)
 
@@ -123,7 +123,7 @@ class KeyValueNorms(AdditiveMetric):
             n_sequences=(n_layers,),
         )
 
-    def attention(self, layer: int, attended: ShownAttention) -> None:
+    def attention(self, layer: int, attended: AttentionTensors) -> None:
         """See models/observe.py."""
         self.update(layer - 1, attended.k_BHTK, attended.v_BHTK, attended.sums.importance_2BHT[1])
 
@@ -219,7 +219,7 @@ class SequenceSinks(AdditiveMetric):
         nothing_K4[:, _IMPORTANCE], nothing_K4[:, _POSITION] = -torch.inf, -1.0 - torch.arange(self.k)
         self.add_state("listed", nothing_K4.expand(sizes.n_layers, -1, -1).clone(), dist_reduce_fx=None)
 
-    def attention(self, layer: int, attended: ShownAttention) -> None:
+    def attention(self, layer: int, attended: AttentionTensors) -> None:
         """See models/observe.py."""
         self.update(layer - 1, attended.sums.importance_2BHT[1], attended.tokens_BT)
 
@@ -288,7 +288,7 @@ class _Weights(Protocol):
         """Return each query's weight on the keys of a prefix ``[B, H, T]``; None without a prefix."""
 
 
-class ShownWeights(Protocol):
+class WeightsOfPrefix(Protocol):
     """The part of an attention that :class:`PrefixMass` reads."""
 
     @property
@@ -310,7 +310,7 @@ class PrefixMass(AdditiveMetric):
         super().__init__()
         self.add_sums(mass_sum=(sizes.n_layers, sizes.n_heads), n_queries=(sizes.n_layers,))
 
-    def attention(self, layer: int, attended: ShownWeights) -> None:
+    def attention(self, layer: int, attended: WeightsOfPrefix) -> None:
         """See models/observe.py."""
         self.update(layer - 1, attended.weights.prefix_share())
 

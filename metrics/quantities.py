@@ -2,7 +2,7 @@
 
 A new quantity is a metric, its declaration in ``declarations/`` and a row of `METRICS`: a metric's key is
 ``module:Class`` in this folder, and its class observes the pass itself (docs/extending.md). Keys without a class are
-those that ``measure/our_metrics.py`` feeds.
+those that ``measure/builtin_metrics.py`` feeds.
 Names, and their order in ``summary.json``, are a file format. Nothing here loads torch.
 """
 

@@ -23,7 +23,7 @@ _N_UNITS = 10
 _RANK_POSITIONS = 128
 
 
-class ShownOutputs(Protocol):
+class OutputsAndSums(Protocol):
     """Head outputs of a batch, and sums of the weights that queries give to keys."""
 
     @property
@@ -141,7 +141,7 @@ class ReleasedForms(AdditiveMetric):
         # Quantities of weights, which are the same for all batches and ranks.
         self.of_units = {quantity.name: np.full((n_layers, _N_UNITS), np.nan) for quantity in _UNITS}
 
-    def attention(self, layer: int, attended: ShownOutputs) -> None:
+    def attention(self, layer: int, attended: OutputsAndSums) -> None:
         """See models/observe.py."""
         self.update(layer - 1, attended.out_BHTK, attended.sums.importance_2BHT[0, :, :, 0])
 

@@ -369,7 +369,7 @@ class ModelConfig:
             found.append(f"model.logit_softcap is {self.logit_softcap}: give a positive number, or nothing")
         found += self.init.problems() + self.attention.problems(self.n_layers, self.max_seq_len)
         found += self.experts.problems(self.n_layers) + self.dropout.problems()
-        if self.dropout.attention and (own := self.attention.own_parts.get("normaliser")):
+        if self.dropout.attention and (own := self.attention.user_parts.get("normaliser")):
             found.append(
                 f"model.dropout.attention with model.attention.normaliser {own}: whether a class of your own drops "
                 "weights is not known, leave it out"

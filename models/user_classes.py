@@ -31,7 +31,7 @@ _NAME = re.compile(_PATTERN, re.ASCII)
 _IN_TEXT = re.compile(rf"(?<![\w.:/]){_PATTERN}(?![\w.:/])", re.ASCII)
 
 
-def is_own(name: str) -> bool:
+def is_user_class(name: str) -> bool:
     """Return True if ``name`` has the form ``module:Class``; nothing is imported."""
     return _NAME.fullmatch(name) is not None
 
@@ -43,7 +43,7 @@ _named: set[str] = set()
 _of_runs: set[str] = set()
 
 
-def name_own_code(source: Any) -> None:
+def name_user_code(source: Any) -> None:
     """Let the classes that a person names come from the working folder.
 
     Args:
@@ -69,7 +69,7 @@ def _names_in(source: Any) -> Iterator[str]:
             yield from _names_in(one)
 
 
-def own_code_for_children() -> dict[str, str]:
+def user_code_for_children() -> dict[str, str]:
     """Return the environment in which a child process may import the classes that a person named to this process."""
     folders = [*_code_folders(), *([str(Path.cwd())] if _named else [])]
     return {VARIABLE: os.pathsep.join(folders)} if folders else {}
@@ -78,7 +78,7 @@ def own_code_for_children() -> dict[str, str]:
 # ── importing ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def import_own(name: str, field: str) -> Any:
+def import_user_class(name: str, field: str) -> Any:
     """Import the module of ``name`` and return the object that it names.
 
     Args:
@@ -88,7 +88,7 @@ def import_own(name: str, field: str) -> Any:
     Raises:
         UsageError: wrong form, the module lies in a run's folder, only a run names it, or it cannot be imported.
     """
-    if not is_own(name):
+    if not is_user_class(name):
         raise UsageError(f"{field} has {name!r}: give module:Class")
     module, _, attribute = name.partition(":")
     top = module.partition(".")[0]

@@ -126,9 +126,9 @@ def check_data_folder(folder: Path) -> None:
         UsageError: it holds another file, or is not a folder.
     """
     if folder.exists():
-        foreign = [folder] if not folder.is_dir() else sorted(p for p in folder.iterdir() if p.suffix != ".csv")
-        if foreign:
-            raise UsageError(f"{foreign[0]}: in the way of the pictures' numbers ({folder}); move it, or give --out")
+        in_the_way = [folder] if not folder.is_dir() else sorted(p for p in folder.iterdir() if p.suffix != ".csv")
+        if in_the_way:
+            raise UsageError(f"{in_the_way[0]}: in the way of the pictures' numbers ({folder}); move it, or give --out")
 
 
 def write_csv_files(folder: Path, texts: Mapping[str, str]) -> None:

@@ -64,7 +64,7 @@ def model_card(
     *,
     code: Sequence[str] = (),
     gguf_file: str | None = None,
-    gguf_is_theirs: bool = True,
+    hf_reads_gguf: bool = True,
     has_tokenizer: bool = False,
     digest: str | None = None,
     certificate: Mapping[str, Any] | None = None,
@@ -82,7 +82,7 @@ def model_card(
         facts: facts of its run.
         code: files of code in the folder.
         gguf_file: the one file of weights, if it is a GGUF file.
-        gguf_is_theirs: ``transformers`` reads such a file too.
+        hf_reads_gguf: ``transformers`` reads such a file too.
         has_tokenizer: the folder holds a tokenizer.
         digest: digest of the birth, if there is no run.
         certificate: the run's (docs/audit.md), with its own digest as ``sha256``.
@@ -91,7 +91,7 @@ def model_card(
     n_params = sum(math.prod(shape) for _, shape in parameter_shapes(config))
     active = f" ({n_params - idle:,} of them for each token)" if (idle := n_idle(config)) else ""
     more = f', gguf_file="{gguf_file}"' if gguf_file else ", trust_remote_code=True" if code else ""
-    if gguf_is_theirs:
+    if hf_reads_gguf:
         library = "transformers"
         # The tokenizer has no code, but AutoTokenizer reads the model's config class first, and asks whether it may.
         tokenizer = f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}"{more})' if has_tokenizer else ""

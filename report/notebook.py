@@ -33,7 +33,7 @@ from .sections.snapshot_view import SnapshotView
 from .sections.training import LOSS
 from .sections.training_view import TrainingView
 from .sections.value_aggregation import AGGREGATION
-from .snapshot_table import shown_columns
+from .snapshot_table import table_columns
 from .text import format_value, step_in_words, without_shared_folder
 from .verdicts import (
     MARKS,
@@ -71,7 +71,7 @@ def run_html(run: RunDir) -> str:
         of_run(history),
         _first_pictures(_OF_RUN, section, history.start) if history.snapshots or history.metrics else [],
         sentences=[verdict for verdict in verdicts(history) if verdict.headline],
-        columns=shown_columns(history.rows, view.quantities),
+        columns=table_columns(history.rows, view.quantities),
         rows=history.rows,
     )
 
@@ -138,7 +138,7 @@ def snapshots_html(run: RunDir) -> str:
     """
     (history,) = read_runs([run])
     found = [verdict for verdict in verdicts(history) if verdict.headline]
-    columns = shown_columns(history.rows, TrainingView([history]).quantities)
+    columns = table_columns(history.rows, TrainingView([history]).quantities)
     title = f"Snapshots of {history.name}"
     return _render(title, [], [], sentences=found, columns=columns, rows=history.rows, may_draw=False)
 

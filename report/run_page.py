@@ -19,7 +19,7 @@ from ..findings.compared_runs import (
     signed,
 )
 from ..findings.history import Start, start_of_all
-from ..findings.inactive_sections import nothing_here
+from ..findings.inactive_sections import why_inactive
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED
 from ..metrics.quantity import Quantity
@@ -34,7 +34,7 @@ from .sections.preference import favourites
 from .sections.section import Section
 from .sections.training_view import PICTURED, TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
-from .snapshot_table import shown_columns
+from .snapshot_table import table_columns
 from .text import MISSING, counted, format_value, printable, step_in_words
 from .verdicts import Verdict, legend_of_marks, of_run, verdicts
 
@@ -78,7 +78,7 @@ def story(
     panels = {
         section: [_in_words_of(start, panel) for panel in found] for section, found in panels_of_runs(runs).items()
     }
-    nothing = {section: why for section in panels if (why := nothing_here(runs, section))}
+    nothing = {section: why for section in panels if (why := why_inactive(runs, section))}
     shown = {section: found for section, found in panels.items() if found and section not in nothing}
     places = {section: f"panel-{found[0].id}" for section, found in shown.items()}
     blocks += _findings(runs, places)
@@ -274,7 +274,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
         "histories": histories,
         "sections": sections,
         "strips": [of_run(run) for run in histories],
-        "columns": shown_columns([row for run in histories for row in run.rows], view.quantities),
+        "columns": table_columns([row for run in histories for row in run.rows], view.quantities),
         "favourites": [favourites(run) for run in histories],
         "certificates": [_certificate(run) for run in histories],
         "chain": chain,

@@ -13,7 +13,7 @@ from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot
 from ..models.exchange.gguf_header import kinds_in_words
 from .html_page import navigation, render, write_page
-from .pictures.style import our_style
+from .pictures.style import figure_style
 from .run_history import RunHistory
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
@@ -52,7 +52,7 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         "report": "../../report.html" if inside else "",
         "scalars": _scalars(snapshot),
     }
-    with our_style():  # set once, not for each picture
+    with figure_style():  # set once, not for each picture
         write_page(out, sections, lambda data: render("snapshot.html.j2", sections=sections, data=data, **values))
     return out
 

@@ -89,7 +89,7 @@ def _on_text(quantity: Quantity) -> Column | None:
     return Column(f"text_{quantity.name}", shown.text_heading, quantity.format)
 
 
-def shown_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity] = MEASURED) -> list[Column]:
+def table_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity] = MEASURED) -> list[Column]:
     """Return the columns that have a value in at least one of ``rows``."""
     return [column for column in columns_of(quantities) if any(row.get(column.key) is not None for row in rows)]
 
@@ -124,7 +124,7 @@ def print_table(run: RunDir, console: Console, history: RunHistory | None = None
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[Column]:
     """Order the columns for the terminal: step and loss, lineage test and snapshots, then other losses."""
-    measured = {column.key: column for column in shown_columns(rows, quantities) if not column.page_only}
+    measured = {column.key: column for column in table_columns(rows, quantities) if not column.page_only}
     losses = [column for key in _LOSSES if (column := measured.pop(key, None)) is not None]
     first = [measured.pop(_STEP.key), *(replace(loss, gives_way=0) for loss in losses[:1])]
     found = {key for key in measured if key.removeprefix("text_") in quantities or key in _LINEAGE}

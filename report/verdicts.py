@@ -11,7 +11,7 @@ from rich.text import Text
 from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group, position_or_token, sink
 from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, peak_of, rank
 from ..findings.history import BIRTH, Start
-from ..findings.learning import loss, what_is_missing
+from ..findings.learning import loss, missing_quantities
 from ..findings.massive_channel import dominance_by_block
 from ..findings.numbers import in_ascii
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
@@ -144,7 +144,7 @@ Question = Callable[[RunHistory], Verdict | None]
 _OF_SNAPSHOT: tuple[Question, ...] = (sink, position_or_token, neurons, dominance, aggregation, lock, gradient, rank)
 
 QUESTIONS: tuple[Question, ...] = (
-    what_is_missing,
+    missing_quantities,
     loss,
     birth_bias,
     direction,

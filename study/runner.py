@@ -22,12 +22,12 @@ from rich.table import Column
 from ..child_python import python_command, python_environment
 from ..errors import RunError, UsageError
 from ..files import write_text
-from ..models.user_classes import own_code_for_children
+from ..models.user_classes import user_code_for_children
 from ..pace import Pace, duration
 from ..trainer.saved_config import write_config
 from ..urls import credentials_for_children
 from .study_file import StudyRequest
-from .trial_lock import WRONG_REQUEST, Claim, Failed, add_failure, alone, claim, owner_of, told
+from .trial_lock import WRONG_REQUEST, Claim, Failed, add_failure, alone, claim, failed_runs, owner_of
 from .trials import Trial, check_buildable, check_stored, chosen_trial, each_once, next_move
 
 _POLL_SECONDS = 0.2
@@ -206,7 +206,7 @@ class _Runner:
         own_code = {}
         if next_move(trial) == "resume":
             # The user named own code in the study; the process that resumes reads only the run.
-            own_code = own_code_for_children()
+            own_code = user_code_for_children()
             command.append(f"--resume={trial.run.path}")
         else:
             write_config(trial.config, trial.config_file)
@@ -374,7 +374,7 @@ def end_study(
         return
     outputs.show(console)
     with alone(out):
-        _write(out, outputs, console, told(trials))
+        _write(out, outputs, console, failed_runs(trials))
         outputs.write_more(console)
 
 

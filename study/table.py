@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import UsageError
-from ..models.user_classes import import_own, is_own, name_own_code
-from ..schema import shown
+from ..models.user_classes import import_user_class, is_user_class, name_user_code
+from ..schema import quoted
 from .arms.run import plan_arms, run_arms
 from .lineage.run import plan_lineage, run_lineage
 from .runner import Failure
@@ -40,11 +40,11 @@ def kind_of(file: Path) -> Kind:
         UsageError: no kind has that name, or what the name imports is no kind.
     """
     name = read_fields(file).get("kind", "arms")
-    if isinstance(name, str) and is_own(name):
-        name_own_code(name)  # a person named the file
-        kind = import_own(name, f"{file}: kind")
+    if isinstance(name, str) and is_user_class(name):
+        name_user_code(name)  # a person named the file
+        kind = import_user_class(name, f"{file}: kind")
         if not isinstance(kind, Kind):
-            raise UsageError(f"{file}: kind {name} is {shown(kind)}: give a birthmark.study.table.Kind")
+            raise UsageError(f"{file}: kind {name} is {quoted(kind)}: give a birthmark.study.table.Kind")
         return kind
     if not isinstance(name, str) or name not in KINDS:
         close = difflib.get_close_matches(str(name), KINDS, n=1)

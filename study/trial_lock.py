@@ -237,7 +237,7 @@ def failures_of(trial: Trial) -> list[Failed]:
     return found
 
 
-def told(trials: Sequence[Trial]) -> str:
+def failed_runs(trials: Sequence[Trial]) -> str:
     """List in a sentence, for tables and pages, the runs that failed, how often and with which outcome; "" if
     none did.
     """

@@ -143,8 +143,8 @@ def check_stored(trial: Trial) -> None:
         left = list(trial.run.path.iterdir()) if trial.run.path.is_dir() else []
         # Files that a run writes before its birth.
         own = (trial.run.config.name, trial.run.tokenizer.name)
-        if foreign := sorted(file.name for file in left if file.name not in own and not file.name.startswith(".")):
-            raise RunError(f"{trial.run.path}: holds {foreign[0]}, but no {trial.run.birth.name}; move it away")
+        if in_the_way := sorted(file.name for file in left if file.name not in own and not file.name.startswith(".")):
+            raise RunError(f"{trial.run.path}: holds {in_the_way[0]}, but no {trial.run.birth.name}; move it away")
         return
     changed = [
         f"{name} {there!r} there, {here!r} here"

@@ -14,8 +14,8 @@ from jsonargparse import Namespace
 
 from ..errors import UsageError
 from ..models.config import ModelConfig, dotted, nested
-from ..models.user_classes import name_own_code
-from ..schema import shown
+from ..models.user_classes import name_user_code
+from ..schema import quoted
 from .by_name.shipped_configs import find_config
 from .config import RunConfig
 from .config_parser import (
@@ -45,7 +45,7 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
     file = find_config(path)
     fields = _dotted_fields(read_config_yaml(file), f"{file}: ")
     changes = _dotted_fields(overrides or {})
-    name_own_code(changes)
+    name_user_code(changes)
     try:
         return _build(fields | changes)
     except UsageError:
@@ -58,7 +58,7 @@ def build_config(fields: Mapping[str, Any], overrides: Mapping[str, Any] | None 
     `read_config`.
     """
     asked = _dotted_fields(fields) | _dotted_fields(overrides or {})
-    name_own_code(asked)
+    name_user_code(asked)
     return _build(asked)
 
 
@@ -171,7 +171,7 @@ def _instance(config: type, values: Mapping[str, Any], group: str = "") -> Any:
             raise UsageError(f"{name} is null: give a value, or leave it out")
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (problem := _text_problem(text)):
-                raise UsageError(f"{name} is {shown(text)}: {problem}")
+                raise UsageError(f"{name} is {quoted(text)}: {problem}")
         given[field.name] = value
     return config(**given)
 

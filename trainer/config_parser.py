@@ -15,7 +15,7 @@ import jsonargparse._loaders_dumpers
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
-from ..schema import shown
+from ..schema import quoted
 from ..yaml_files import ValueLoader, parse_yaml
 from .by_name.shipped_configs import find_config, shipped_configs
 from .config import RunConfig
@@ -81,11 +81,11 @@ def check_groups(where: str, content: Any, config: type = RunConfig, group: str 
         UsageError: a group is unknown; the message begins with ``where`` and names the group.
     """
     if not isinstance(content, dict):
-        raise UsageError(f"{where}{group or 'the file'} is {shown(content)}; write fields as `name: value` under it")
+        raise UsageError(f"{where}{group or 'the file'} is {quoted(content)}; write fields as `name: value` under it")
     for name, value in content.items():
         # Floats are smaller, and the parser would fail to make it one.
         if isinstance(value, int) and value.bit_length() > 128:
-            raise UsageError(f"{where}{f'{group}.{name}'.lstrip('.')} is {shown(value)}: give a smaller one")
+            raise UsageError(f"{where}{f'{group}.{name}'.lstrip('.')} is {quoted(value)}: give a smaller one")
     for field in dataclasses.fields(config):
         kind = field.default_factory
         if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -131,7 +131,7 @@ def _check_listed(where: str, content: Any, config: type, group: str) -> None:
     for i, entry in enumerate(content if isinstance(content, list) else [content]):
         place = f"{where}{group}[{i}]"
         if not isinstance(entry, dict):
-            raise UsageError(f"{place} is {shown(entry)}: {form}")
+            raise UsageError(f"{place} is {quoted(entry)}: {form}")
         if missing := [name for name in required if name not in entry]:
             raise UsageError(f"{place}.{missing[0]}: missing; {form}")
         if unknown := [name for name in entry if name not in known]:

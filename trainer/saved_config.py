@@ -11,7 +11,7 @@ from ..errors import RunError
 from ..files import read_text, write_text
 from ..measure.records import RunDir
 from ..models.config import dotted
-from ..models.user_classes import name_own_code, note_code_of_run
+from ..models.user_classes import name_user_code, note_code_of_run
 from ..yaml_files import MOST_BYTES, read_yaml, yaml_text
 from .config import RunConfig
 from .optimizers.schedules import SCHEDULES, unread_names
@@ -44,22 +44,22 @@ def read_config_yaml(file: Path) -> Any:
 
     In a run's own file, values that its schedule does not read are dropped: earlier versions kept them.
     """
-    check_own_config(file)
+    check_saved_config(file)
     tree = read_yaml(file)
-    (note_code_of_run if _is_own(file) else name_own_code)(tree)
+    (note_code_of_run if _in_run(file) else name_user_code)(tree)
     optim = tree.get("optim") if isinstance(tree, dict) else None
-    if _is_own(file) and isinstance(optim, dict) and (name := str(optim.get("schedule"))) in SCHEDULES:
+    if _in_run(file) and isinstance(optim, dict) and (name := str(optim.get("schedule"))) in SCHEDULES:
         tree["optim"] = {field: optim[field] for field in optim if field not in unread_names(SCHEDULES, name)}
     return tree
 
 
-def _is_own(file: Path) -> bool:
+def _in_run(file: Path) -> bool:
     """Return True if this is the ``config.yaml`` in a run's folder."""
     run = RunDir(file.parent)
     return file.name == run.config.name and RunDir.is_run(run.path)
 
 
-def check_own_config(file: Path) -> None:
+def check_saved_config(file: Path) -> None:
     """Refuse the ``config.yaml`` in a run's folder if the run did not write it so; other files are accepted.
 
     A file that was cut off reads as a config all the same, whose last fields have their defaults. Runs of versions
@@ -68,7 +68,7 @@ def check_own_config(file: Path) -> None:
     Raises:
         RunError: the file was changed or cut off; the message names the remedy.
     """
-    if not _is_own(file):
+    if not _in_run(file):
         return
     run = RunDir(file.parent)
     text, seal, sha256 = read_text(file, MOST_BYTES).rpartition(_SEAL)

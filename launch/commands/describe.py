@@ -48,11 +48,11 @@ def _of_model(name: str) -> dict[str, Any]:
     """Describe a model of transformers; only by its parameters, if our decoder cannot express it."""
     from ...models.config import ModelConfig
     from ...plan.describe import describe, describe_shapes
-    from ...trainer.by_name.model_names import open_any_source, their_folder_of
+    from ...trainer.by_name.model_names import hf_folder_of, open_any_source
 
     source = open_any_source(name, tell=tell)
     if isinstance(source.config, ModelConfig):
         found = describe(source.config)
     else:
-        found = describe_shapes(their_folder_of(name, False, tell).parameter_shapes().items())
+        found = describe_shapes(hf_folder_of(name, False, tell).parameter_shapes().items())
     return found | {"stored_kinds": dict(source.stored_kinds)}

@@ -92,7 +92,7 @@ def _export(options: Namespace) -> int:
     from ...models.exchange.gguf_file import GGUF_FILE, check_gguf, write_gguf
     from ...models.exchange.peft_folder import write_peft
     from ...models.exchange.pretrained import write_pretrained
-    from ...models.exchange.written_layout import OWN_TYPE, layout_of
+    from ...models.exchange.written_layout import MODEL_TYPE, layout_of
     from ...models.parameter_shapes import tensor_shapes
     from ...trainer.by_name.model_names import open_source_with_birth
     from ...trainer.by_name.names import at_step
@@ -150,7 +150,7 @@ def _export(options: Namespace) -> int:
             )
         card = _card(out.name, source, list(layout.files), weights, GGUF_FILE if options.gguf else None)
         (new / "README.md").write_text(card, encoding="utf-8")
-    if layout.model_type == OWN_TYPE:
+    if layout.model_type == MODEL_TYPE:
         notes.append(f"with its own code ({', '.join(layout.files)}): load it with trust_remote_code=True")
     elif not options.gguf and not is_installed(layout.model_type):
         notes.append(
@@ -304,7 +304,7 @@ def _card(
         facts,
         code=code,
         gguf_file=gguf_file,
-        gguf_is_theirs=gguf_file is None or is_read_by_transformers(source.config),
+        hf_reads_gguf=gguf_file is None or is_read_by_transformers(source.config),
         has_tokenizer=source.tokenizer is not None,
         digest=digest,
         certificate=certificate,

@@ -50,7 +50,7 @@ def _continuation(options: Namespace) -> Iterator[str]:
     import torch
 
     from ...data.tokenizer import TextTokenizer
-    from ...measure.foreign import ForeignModel
+    from ...measure.hf import HFModel
     from ...models.decoder import generate
     from ...trainer.by_name.loaded_model import load_named
     from ...trainer.by_name.names import at_step
@@ -69,7 +69,7 @@ def _continuation(options: Namespace) -> Iterator[str]:
     except UnicodeEncodeError:
         raise UsageError("--prompt is not UTF-8: give text in the terminal's own encoding") from None
     ids = tokenizer.encode([options.prompt])[0].tolist()
-    if isinstance(model, ForeignModel):
+    if isinstance(model, HFModel):
         ids, ends = [*tokenizer.before_text, *ids], end_tokens(model)
     else:
         ends = frozenset() if tokenizer.end_of_text is None else frozenset([tokenizer.end_of_text])
@@ -81,7 +81,7 @@ def _continuation(options: Namespace) -> Iterator[str]:
         raise UsageError(f"--prompt has token {max(ids)}: the model has {model.config.vocab_size}")
     drawing = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
     tokens_1T = torch.tensor([ids], device=device())
-    if isinstance(model, ForeignModel):
+    if isinstance(model, HFModel):
         tokens = generate_by_transformers(model, tokens_1T, options.max_tokens, **drawing)
     else:
         tokens = generate(model, tokens_1T, options.max_tokens, **drawing)

@@ -13,7 +13,7 @@ from ...metrics.preference import kl_to_uniform, preference_ratio
 from ...metrics.rankings import spearman
 from ...models.changes.round_to_nearest import WHOLE
 from ...models.decoder import Decoder
-from ..foreign import ForeignModel
+from ..hf import HFModel
 from ..measurement import evaluation_mode
 from ..next_tokens import first_prediction, losses_of, mean_and_error, passes, sequence_means, sequences_at_once
 from .linear_maps import quantised
@@ -50,7 +50,7 @@ class _Found:
 
 
 def quantisation_costs(
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     settings: Sequence[Bits],
     tokens_NT: np.ndarray,
     random_NT: np.ndarray,
@@ -98,7 +98,7 @@ def quantisation_costs(
 
 
 def _losses(
-    model: Decoder | ForeignModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
+    model: Decoder | HFModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
 ) -> np.ndarray:
     """Compute the mean loss of every sequence, float64 ``[N]``."""
     length = tokens_NT.shape[1]
@@ -111,7 +111,7 @@ def _losses(
     return sequence_means(losses, documents_NT, first)
 
 
-def _mean_prob(model: Decoder | ForeignModel, random_NT: np.ndarray, batch_size: int) -> np.ndarray:
+def _mean_prob(model: Decoder | HFModel, random_NT: np.ndarray, batch_size: int) -> np.ndarray:
     """Compute p̄, float64 ``[V]``."""
     device = next(model.parameters()).device
     total_V = torch.zeros(model.config.vocab_size, dtype=torch.float64, device=device)

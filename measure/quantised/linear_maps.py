@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...errors import UsageError
 from ...models.changes.round_to_nearest import WHOLE, rounded
 from ...models.decoder import Decoder
-from ..foreign import ForeignModel
+from ..hf import HFModel
 from .rounding import Bits
 
 
@@ -24,7 +24,7 @@ class LinearMap(NamedTuple):
     """Dimension of its weight that inputs run along; the other is its output channels."""
 
 
-def linear_maps(model: Decoder | ForeignModel) -> list[LinearMap]:
+def linear_maps(model: Decoder | HFModel) -> list[LinearMap]:
     """List every linear map of the blocks: queries, keys, values, outputs, gates and the MLP's, but not embedding and
     head.
 
@@ -48,7 +48,7 @@ def linear_maps(model: Decoder | ForeignModel) -> list[LinearMap]:
 
 
 @contextmanager
-def quantised(model: Decoder | ForeignModel, bits: Bits) -> Iterator[None]:
+def quantised(model: Decoder | HFModel, bits: Bits) -> Iterator[None]:
     """Round weights per output channel, and inputs per token as they come; the model is restored at the end."""
     weights: dict[nn.Parameter, Tensor] = {}
     handles = []

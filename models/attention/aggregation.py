@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ...errors import UsageError
 from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Constant, Distribution, ParameterRole, Role, birth_plan, parameter_roles
-from ..user_classes import import_own, in_words, is_own
+from ..user_classes import import_user_class, in_words, is_user_class
 from .correlation import CORRELATIONS
 from .differential import initial_lambda
 from .fused.kernels import runs_on
@@ -38,10 +38,10 @@ def build_part(part: str, name: str, table: Mapping[str, type[PartT]], base: typ
         UsageError: a user's class cannot be imported or made, does not derive from ``base``, or does not declare the
             distributions and roles of its parameters.
     """
-    if not is_own(name):
+    if not is_user_class(name):
         return table[name](config)
     field = f"model.attention.{part}"
-    found = import_own(name, field)
+    found = import_user_class(name, field)
     if not isinstance(found, type) or not issubclass(found, base):
         raise UsageError(f"{field} {name}: derive it from {base.__module__}.{base.__name__}")
     try:

@@ -208,7 +208,7 @@ class Attention(nn.Module):
         self.adapter_keys: nn.Module | None = None
         self.adapter_output: nn.Module | None = None
         # A class of the user's own is given a key and a value for every query head.
-        self.repeats_keys = bool(attention.own_parts)
+        self.repeats_keys = bool(attention.user_parts)
 
     def add_maps(self, config: ModelConfig) -> None:
         """Add the maps of queries, keys and values."""

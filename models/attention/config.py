@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from ...schema import outside, shown
-from ..user_classes import is_own
+from ...schema import outside, quoted
+from ..user_classes import is_user_class
 
 # ---------------------------------------------------------------- latent attention
 
@@ -262,7 +262,7 @@ class AttentionConfig:
     """Latent attention's own settings."""
 
     @property
-    def own_parts(self) -> dict[str, str]:
+    def user_parts(self) -> dict[str, str]:
         """Parts that are a user's class, with its name; none of them has been imported."""
         return {part: name for part, names in OPEN_PARTS.items() if (name := getattr(self, part)) not in names}
 
@@ -305,11 +305,11 @@ class AttentionConfig:
                 qk_norm=self.qk_norm, v_norm=self.v_norm, gate_at=self.gate_at, gate_input=self.gate_input
             )
         )
-        for part, name in self.own_parts.items():
-            if not is_own(name):
+        for part, name in self.user_parts.items():
+            if not is_user_class(name):
                 names = ", ".join(OPEN_PARTS[part])
                 found.append(
-                    f"model.attention.{part} is {shown(name)}: give {names}, or a class of your own as module:Class"
+                    f"model.attention.{part} is {quoted(name)}: give {names}, or a class of your own as module:Class"
                 )
         found += self._window_problems(n_layers)
         if not 0 < self.clip_alpha < float("inf"):
@@ -330,7 +330,7 @@ class AttentionConfig:
                 "model.attention.documents with model.attention.prefix: each document would have a prefix whose losses "
                 "do not count; give one of them"
             )
-        if self.documents and is_own(self.normaliser):
+        if self.documents and is_user_class(self.normaliser):
             found.append(
                 f"model.attention.documents needs a normaliser that keeps documents apart, which is not known of "
                 f"model.attention.normaliser {self.normaliser}: leave documents out, or take one of "
@@ -359,7 +359,7 @@ class AttentionConfig:
                     "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
                     f"model.attention.clip_zeta {self.clip_zeta} may not: give 1, or take aggregation headnorm"
                 )
-            if is_own(self.normaliser):
+            if is_user_class(self.normaliser):
                 found.append(
                     "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, which is not "
                     f"known of model.attention.normaliser {self.normaliser}: take aggregation headnorm or plain"

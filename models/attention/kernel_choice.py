@@ -20,9 +20,9 @@ KERNELS = {
 }
 
 
-def _own_because(config: ModelConfig) -> str | None:
+def _user_parts_in_words(config: ModelConfig) -> str | None:
     """Name the parts that are a user's class, whose kernels are unknown; None without any."""
-    parts = config.attention.own_parts.items()
+    parts = config.attention.user_parts.items()
     return ", ".join(f"model.attention.{part} {name}" for part, name in parts) or None
 
 
@@ -44,7 +44,7 @@ def kernels_of(config: ModelConfig) -> list[str]:
     """Return the names of the kernels that every block's attention runs, keys of :data:`KERNELS`, or the entry for a
     user's class.
     """
-    if _own_because(config) is not None:
+    if _user_parts_in_words(config) is not None:
         return ["its own"]
     if explicit_because(config) is not None:
         return ["explicit"]
@@ -70,7 +70,7 @@ def kernel_name(config: ModelConfig) -> str:
 
 def kernel_sentence(config: ModelConfig) -> str:
     """Describe in words the kernels of every block's attention, and their results beside the output."""
-    if own := _own_because(config):
+    if own := _user_parts_in_words(config):
         return f"what a class of your own runs ({own})"
     reason = explicit_because(config)
     return "".join(KERNELS[name] for name in kernels_of(config)) + (f" ({reason})" if reason is not None else "")

@@ -51,14 +51,14 @@ def check_channels(config: ModelConfig, what: str) -> None:
     """Raise UsageError if channels of the residual stream are tied to their places."""
     if config.positions == "sinusoidal":
         raise UsageError(f"{what}: model.positions sinusoidal adds fixed waves to fixed channels; they cannot be moved")
-    check_known_gate(config, what)
+    check_gate_kind(config, what)
     if config.attention.gate_at == "projection":
         raise UsageError(f"{what}: model.attention.gate_at projection multiplies channels of the residual stream")
 
 
-def check_known_gate(config: ModelConfig, what: str) -> None:
+def check_gate_kind(config: ModelConfig, what: str) -> None:
     """Raise UsageError if a user's class reads the residual stream."""
-    if gate := config.attention.own_parts.get("gate"):
+    if gate := config.attention.user_parts.get("gate"):
         raise UsageError(f"{what}: how model.attention.gate {gate} reads the residual stream is not known")
     if config.experts.is_on:
         raise UsageError(f"{what}: routers and experts read the residual stream too, and model.experts is set")
@@ -221,7 +221,7 @@ class ChannelScaling(Change):
 
     def check(self, config: ModelConfig) -> None:
         """See :class:`Change`."""
-        check_known_gate(config, "scale_channels")
+        check_gate_kind(config, "scale_channels")
         if config.norm == "none":
             raise UsageError("scale_channels: model.norm none has no gains to scale")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...schema import SchemaError, check, shown
+from ...schema import SchemaError, check, quoted
 from ..init import keyed_generator
 from .change import Change, ModelWeights, is_block_matrix, share_problem
 from .coordinates import ChannelPermutation, ChannelScaling, Rotation, SignFlips, UnitPermutation
@@ -140,7 +140,7 @@ def read_kind(fields: Mapping[str, Any], kinds: Mapping[str, type[Kind]]) -> Kin
     settings = dict(fields)
     name = settings.pop("kind", None)
     if not isinstance(name, str) or name not in kinds:
-        raise UsageError(f"kind is {shown(name)}: {_hint(str(name), kinds)}")
+        raise UsageError(f"kind is {quoted(name)}: {_hint(str(name), kinds)}")
     kind = kinds[name]
     hints = get_type_hints(kind)
     known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]

@@ -108,8 +108,8 @@ def _why_not(name: str, revision: str | None) -> str:
     found = ""
     for _ in range(_ATTEMPTS):
         try:
-            found_there = HfApi().model_info(name, revision=revision, timeout=_ANSWER_S)
-            for file in found_there.siblings or ():
+            info = HfApi().model_info(name, revision=revision, timeout=_ANSWER_S)
+            for file in info.siblings or ():
                 path_below(Path(), file.rfilename, _StrangeName, nested=True)
             return ""
         except _StrangeName as error:

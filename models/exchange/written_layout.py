@@ -22,7 +22,7 @@ from .exported.assembly import CONFIGURATION, MODELING, exported_code
 from .exported.config_fields import config_of_fields, resolved_fields
 
 #: ``model_type`` of models that bring their code, and the prefix of their tensors' names.
-OWN_TYPE, OWN_PREFIX = "birthmark", "decoder."
+MODEL_TYPE, DECODER_PREFIX = "birthmark", "decoder."
 
 
 @dataclass(frozen=True)
@@ -58,43 +58,43 @@ def native_layout(config: ModelConfig) -> Layout:
     )
 
 
-def own_mappings(config: ModelConfig) -> tuple[list[TensorMapping], frozenset[str]]:
+def decoder_mappings(config: ModelConfig) -> tuple[list[TensorMapping], frozenset[str]]:
     """Return the tensors of a model that brings its code, under this decoder's names, and the names of its buffers."""
     shapes = tensor_shapes(config)
-    mappings = [TensorMapping(f"{OWN_PREFIX}{name}", (name,), shape, False, None) for name, shape in shapes.items()]
+    mappings = [TensorMapping(f"{DECODER_PREFIX}{name}", (name,), shape, False, None) for name, shape in shapes.items()]
     buffers = shapes.keys() - dict(parameter_shapes(config)).keys()
-    return mappings, frozenset(f"{OWN_PREFIX}{name}" for name in buffers)
+    return mappings, frozenset(f"{DECODER_PREFIX}{name}" for name in buffers)
 
 
-def own_layout(config: ModelConfig) -> Layout:
+def decoder_layout(config: ModelConfig) -> Layout:
     """Return the layout with the decoder's modelling code beside the weights, for any architecture without a user's
     classes.
 
     Raises:
         UsageError: a part is a user's class, whose code cannot be written.
     """
-    if own := config.attention.own_parts:
+    if own := config.attention.user_parts:
         part, name = next(iter(own.items()))
         raise UsageError(
             f"model.attention.{part} {name}: a class of your own is not exported, since its code may need more than "
             "torch; put it into the package (CONTRIBUTING.md), or share the run itself"
         )
-    mappings, buffers = own_mappings(config)
+    mappings, buffers = decoder_mappings(config)
     content = {
         "architectures": ["BirthmarkForCausalLM"],
         "auto_map": {
             "AutoConfig": f"{CONFIGURATION}.BirthmarkConfig",
             "AutoModelForCausalLM": f"{MODELING}.BirthmarkForCausalLM",
         },
-        "model_type": OWN_TYPE,
+        "model_type": MODEL_TYPE,
         "birthmark_fields": list(resolved_fields(config)),
         **resolved_fields(config),
         "initializer_range": config.init.std,
     }
-    return Layout(OWN_TYPE, content, mappings, buffers, exported_code())
+    return Layout(MODEL_TYPE, content, mappings, buffers, exported_code())
 
 
-def own_config(content: Mapping[str, Any], where: str) -> ModelConfig:
+def decoder_config(content: Mapping[str, Any], where: str) -> ModelConfig:
     """Read the config of a model that brings its own code from its ``config.json``.
 
     Raises:
@@ -129,12 +129,12 @@ def layout_of(config: ModelConfig, own_code: bool = False) -> Layout:
     Raises:
         UsageError: a part is a user's class.
     """
-    if own_code or config.attention.own_parts:
-        return own_layout(config)
+    if own_code or config.attention.user_parts:
+        return decoder_layout(config)
     try:
         return native_layout(config)
     except UsageError:
-        return own_layout(config)
+        return decoder_layout(config)
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ def expected_of(content: Mapping[str, Any], where: str) -> Expected:
     Raises:
         UsageError: an unsupported family, or a key whose value ModelConfig cannot express; begins with ``where``.
     """
-    if content.get("model_type") == OWN_TYPE:
-        config = own_config(content, where)
-        return Expected(OWN_TYPE, config, own_mappings(config)[0], f"{OWN_PREFIX}head.weight")
+    if content.get("model_type") == MODEL_TYPE:
+        config = decoder_config(content, where)
+        return Expected(MODEL_TYPE, config, decoder_mappings(config)[0], f"{DECODER_PREFIX}head.weight")
     family, config = family_of_json(content, where), config_from_json(content, where)
     return Expected(
         family.model_type,

@@ -11,7 +11,7 @@ from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import AXES, AxisName
 from ..run_history import GROUPS, PROBES, RunHistory, arrays_of
 from ..sections.preference import ranks
-from ..sections.snapshot_view import shown_positions
+from ..sections.snapshot_view import drawn_positions
 from ..sections.training import evaluated, in_words
 from ..sections.training_view import control_label, thin
 from ..sections.value_aggregation import positive_ratio
@@ -367,7 +367,7 @@ def _over_positions(run: RunHistory, name: str, read: Callable[[np.ndarray], np.
     for prefix, probe in PROBES.items():
         if (found := _arrays(run, prefix, name, read)) is not None:
             steps, values = found
-            shown = shown_positions(values.shape[-1])
+            shown = drawn_positions(values.shape[-1])
             axes = {"step": steps, "layer": range(1, values.shape[1] + 1), "position": shown.tolist()}
             yield Series(values[..., shown], axes, run.index, _with_probe(run, "", probe), probe=probe)
 

@@ -17,7 +17,7 @@ from .style import (
     MUTED,
     REFERENCE,
     add_legend,
-    in_our_style,
+    in_figure_style,
     legend_line,
     new_figure,
     run_colour,
@@ -66,7 +66,7 @@ class Control:
     """Index of its run; None if it is common to all."""
 
 
-@in_our_style
+@in_figure_style
 def draw_curves(
     shown: Sequence[Curve],
     *,

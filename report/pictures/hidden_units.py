@@ -10,7 +10,7 @@ import numpy as np
 
 from .axes import block_axis, log_heights, log_ticks
 from .panels import PREDICTION, label_outer_panels, small_multiples
-from .style import MUTED, REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
+from .style import MUTED, REFERENCE, add_legend, in_figure_style, legend_line, new_figure, run_colour
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ class Units:
         return np.sort(order[kept])
 
 
-@in_our_style
+@in_figure_style
 def draw_units(panels: Sequence[Units], *, run: int, ratio: float) -> Figure:
     """Draw every hidden unit at position 0 against the others, one panel per block; super neurons stand out.
 
@@ -75,7 +75,7 @@ def draw_units(panels: Sequence[Units], *, run: int, ratio: float) -> Figure:
     return figure
 
 
-@in_our_style
+@in_figure_style
 def draw_massive(value: np.ndarray, position: np.ndarray, *, run: int) -> Figure:
     """Draw the largest absolute values of the residual stream at every depth, those at position 0 full, others hollow.
 

@@ -23,14 +23,14 @@ from .panels import (
     name_blocks,
     small_multiples,
 )
-from .style import INK, MUTED, PAPER, REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
+from .style import INK, MUTED, PAPER, REFERENCE, add_legend, in_figure_style, legend_line, new_figure, run_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-@in_our_style
+@in_figure_style
 def draw_blocks(
     panels: Sequence[Panel],
     *,
@@ -73,7 +73,7 @@ def draw_blocks(
     return figure
 
 
-@in_our_style
+@in_figure_style
 def draw_contraction(profiles: Sequence[tuple[str, np.ndarray, np.ndarray]], *, run: int) -> Figure:
     """Draw contraction of the residual stream along depth; the first of two is dashed and hollow.
 
@@ -117,7 +117,7 @@ def block_titles(blocks: Iterable[int]) -> list[tuple[int, str]]:
 _MAX_HEAD_LINES = 16  # more heads than that are a band
 
 
-@in_our_style
+@in_figure_style
 def draw_heads(
     panels: Sequence[Panel], *, run: int, heights: Heights, x_axis: Callable[[Axes], None], markers: bool = False
 ) -> Figure:
@@ -163,7 +163,7 @@ def draw_heads(
     return figure
 
 
-@in_our_style
+@in_figure_style
 def draw_head_maps(
     panels: Sequence[tuple[str, np.ndarray]],
     label: str,
@@ -209,7 +209,7 @@ def draw_head_maps(
     return figure
 
 
-@in_our_style
+@in_figure_style
 def draw_importance(panels: Sequence[tuple[str, np.ndarray]]) -> Figure:
     """Draw importance over key position, mean over heads, one curve per block, panels per (title, ``[L, H, T]``
     array).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .axes import AROUND_ZERO, add_colour_bar, log_heights, log_ticks
-from .style import DEPTH, INK, REFERENCE, add_legend, legend_line, new_figure, our_style
+from .style import DEPTH, INK, REFERENCE, add_legend, figure_style, legend_line, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +82,7 @@ def label_outer_panels(panels: Sequence[Axes], xlabel: str, ylabel: str) -> None
 def same_scale(figures: Sequence[Figure], square: bool = False) -> None:
     """Give figures that stand side by side one y axis, and if ``square`` one x axis; maps keep theirs."""
     panels = [axes for figure in figures for axes in figure.axes if axes.get_visible() and not axes.images]
-    with our_style():  # new limits make new ticks
+    with figure_style():  # new limits make new ticks
         for name in ("y", "x") if square else ("y",):
             if len({getattr(axes, f"get_{name}scale")() for axes in panels}) > 1:
                 continue

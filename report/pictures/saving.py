@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 from ...files import atomic_path
 from .panels import same_scale
-from .style import BASE_SIZE, THEME, TICK_SIZE, our_style
+from .style import BASE_SIZE, THEME, TICK_SIZE, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def to_svg(figure: Figure, prefix: str, description: str = "") -> str:
     Every id starts with ``prefix``; colours of the palette and the fonts become CSS variables (`THEME`, ``--sans``,
     ``--mono``); text stays text. ``description`` is the text for screen readers.
     """
-    with our_style():
+    with figure_style():
         from .engine.svg import svg_element
 
         return svg_element(figure, prefix, description, _VARIABLES)
@@ -79,13 +79,13 @@ def to_svg(figure: Figure, prefix: str, description: str = "") -> str:
 
 def save_png(figure: Figure, path: Path, dpi: int = 200) -> None:
     """Write the figure as a PNG on white, for documents that do not show SVG."""
-    with our_style(), atomic_path(path) as new:
+    with figure_style(), atomic_path(path) as new:
         figure.savefig(new, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
 
 
 def save_svg(figure: Figure, path: Path) -> None:
     """Write the figure as an SVG on white of its own; text stays text."""
-    with our_style(), atomic_path(path) as new:
+    with figure_style(), atomic_path(path) as new:
         figure.savefig(new, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
 
 
@@ -119,7 +119,7 @@ def save_sized(
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {"Software": None}}
     kind = path.suffix.lower()
     # Papers want letters that can be searched, not outlines of their own.
-    with our_style(), rc_context({"pdf.fonttype": 42}), atomic_path(path) as new:
+    with figure_style(), rc_context({"pdf.fonttype": 42}), atomic_path(path) as new:
         drawn = figure.get_size_inches()
         figure.set_size_inches(width, height if height is not None else width * drawn[1] / drawn[0])
         if font_size is not None:

@@ -15,7 +15,7 @@ from .style import (
     PAPER,
     REFERENCE,
     add_legend,
-    in_our_style,
+    in_figure_style,
     legend_line,
     new_figure,
     pale_to_full,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MOST_NUMBERED = 10
 
 
-@in_our_style
+@in_figure_style
 def draw_model_matrices(names: Sequence[str], cka_AA: np.ndarray, kl_AA: np.ndarray) -> Figure:
     """Draw every pair of models: CKA of the last states, and the divergence of row ‖ column of the predictions.
 
@@ -75,7 +75,7 @@ def _matrix(axes: Axes, values: np.ndarray, ends: tuple[float, float], title: st
     return image
 
 
-@in_our_style
+@in_figure_style
 def draw_layer_matrices(pairs: Sequence[tuple[str, str, np.ndarray]]) -> Figure:
     """Draw CKA of every layer of one model with every layer of another, a panel for each pair, at most `MAX_PANELS`.
 
@@ -101,7 +101,7 @@ def draw_layer_matrices(pairs: Sequence[tuple[str, str, np.ndarray]]) -> Figure:
     return figure
 
 
-@in_our_style
+@in_figure_style
 def draw_lines(lines: Sequence[tuple[str, Sequence[float], Sequence[float]]]) -> Figure:
     """Draw the loss on the straight line between two models and, dashed, the line between the ends' losses.
 
@@ -143,7 +143,7 @@ def clustered(z_MM: np.ndarray) -> np.ndarray:
     return leaves_list(linkage(squareform(distance_MM, checks=False), "average", optimal_ordering=True))
 
 
-@in_our_style
+@in_figure_style
 def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray, title: str) -> Figure:
     """Draw every pair of models, clustered: z in numbers if there is room, kin in bold; a dash is an undefined test.
 

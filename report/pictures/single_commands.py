@@ -18,7 +18,7 @@ from ..text import without_shared_folder
 from .axes import log_heights, token_axis, whole_ticks
 from .panels import Heights, Panel, block_colours, fit_heights, label_outer_panels, small_multiples
 from .saving import save_png
-from .style import INK, MUTED, REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
+from .style import INK, MUTED, REFERENCE, add_legend, in_figure_style, legend_line, new_figure, run_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ def _numbers(found: Intervened, model: str, probe: str) -> list[LabelledArray]:
     return numbers
 
 
-@in_our_style
+@in_figure_style
 def draw_dose_response(found: Intervened, model: str) -> Figure:
     """Draw a line for each dose over the blocks, means over heads and keys; black: unchanged; dashed: uniform
     attention.
@@ -137,7 +137,7 @@ def _panel(result: LengthResult) -> Panel:
     return Panel(result.model, (edges[:-1] + edges[1:] + 1) / 2, np.array(lines))
 
 
-@in_our_style
+@in_figure_style
 def draw_loss_by_position(found: Sequence[LengthResult]) -> Figure:
     """Draw the loss of every arm; dashed: the end of the prefix, where keys are dropped."""
     panels = [_panel(result) for result in found]
@@ -173,7 +173,7 @@ def write_quantisation(found: Sequence[QuantisedCost], model: str, out: Path) ->
     write_text(out.with_suffix(".csv"), to_csv(numbers))
 
 
-@in_our_style
+@in_figure_style
 def draw_quantised_loss(found: Sequence[QuantisedCost], model: str) -> Figure:
     """Draw a point for each setting, with two standard errors of its difference; dashed: the unchanged model, the
     first.

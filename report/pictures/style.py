@@ -82,7 +82,7 @@ _STYLE: Any = {
 
 
 @contextmanager
-def our_style() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Apply the report's settings around drawing *and* saving, since ticks are created as late as that."""
     try:
         import matplotlib
@@ -99,12 +99,12 @@ def our_style() -> Iterator[None]:
         yield
 
 
-def in_our_style(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+def in_figure_style(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     """Decorate a function that draws a figure, so that it draws in the report's style."""
 
     @wraps(draw)
     def in_style(*args: Any, **kwargs: Any) -> Figure:
-        with our_style():
+        with figure_style():
             return draw(*args, **kwargs)
 
     return in_style

@@ -11,7 +11,7 @@ import numpy as np
 from ..text import shorten
 from .axes import count_formatter, fix_ticks, log_axis, step_axis
 from .labels import spread_apart, text_width
-from .style import INK, MUTED, REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
+from .style import INK, MUTED, REFERENCE, add_legend, in_figure_style, legend_line, new_figure, run_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ class TokenPath:
     favourite_now: bool
 
 
-@in_our_style
+@in_figure_style
 def draw_rank_paths(
     steps: Sequence[float],
     paths: Sequence[TokenPath],
@@ -122,7 +122,7 @@ class Distribution:
         return ranks, np.sort(self.mean_prob.astype(float))[::-1][ranks - 1] * size
 
 
-@in_our_style
+@in_figure_style
 def draw_preference(distributions: Sequence[Distribution]) -> Figure:
     """Draw p̄ in descending order as a multiple of the uniform level, both axes logarithmic; dashed at birth."""
     figure, axes = new_figure(360, 230)

@@ -79,10 +79,10 @@ def _with_declared(quantities: Iterable[Quantity]) -> list[tuple[Link, list[Quan
         if quantity.name not in drawn:
             found.setdefault(quantity.section, []).append(quantity)
     known = {link.id: link for link in LINKS}
-    return [(known.get(name) or _own_link(name, found), declared) for name, declared in found.items()]
+    return [(known.get(name) or _link_of_sections(name, found), declared) for name, declared in found.items()]
 
 
-def _own_link(name: str, sections: Mapping[str, object]) -> Link:
+def _link_of_sections(name: str, sections: Mapping[str, object]) -> Link:
     """Make the link of a user's section, with an id that no other section has."""
     slugs = [re.sub(r"[^a-z0-9]+", "-", other.lower()).strip("-") for other in sections]
     place = list(sections).index(name)

@@ -21,7 +21,7 @@ from ..pictures.style import DASHED, SOLID
 from ..run_history import GROUPS, RunHistory, measured_probes
 from ..text import finite_or_nan, format_value
 from .section import Drawing, Listing, Section
-from .snapshot_view import Arrays, SnapshotView, draw_by_block, shown_positions
+from .snapshot_view import Arrays, SnapshotView, draw_by_block, drawn_positions
 from .training_view import BlockValues, TrainingView, arrays_at, control_label, heights_of
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _moments(quantity: Quantity, run: RunHistory, prefix: str) -> list[Moment]:
 
 def _over_index(quantity: Quantity, length: int) -> tuple[np.ndarray, Any]:
     """Return the indices that lines show, and a function that sets their axis."""
-    shown = shown_positions(length)
+    shown = drawn_positions(length)
     label = AXES[quantity.axes[-1]].column
     first = AXES[quantity.axes[-1]].first
 

@@ -21,7 +21,7 @@ from ..run_history import PROBES, measured_probes
 from ..text import format_value
 from .declared import Link
 from .section import Drawing, Listing, Section
-from .snapshot_view import LISTED, Arrays, SnapshotView, draw_by_block, shown_positions
+from .snapshot_view import LISTED, Arrays, SnapshotView, draw_by_block, drawn_positions
 from .training_view import BlockValues, TrainingView, heights_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _draw_by_position(arrays: Arrays) -> Drawing | None:
     ratio = arrays["dominance"]
     if not np.isfinite(ratio).any():
         return None
-    t = shown_positions(ratio.shape[1])
+    t = drawn_positions(ratio.shape[1])
     figure = later(
         draw_blocks,
         [Panel("", t, ratio[:, t])],

@@ -27,7 +27,7 @@ from ..run_history import PROBES, RunHistory, arrays_of, measured_probes
 from ..text import finite_or_nan, format_value, one_line, shorten
 from .declared import Link
 from .section import Drawing, Listing, Section
-from .snapshot_view import Arrays, SnapshotView, block_and_head, head_lines, shown_positions
+from .snapshot_view import Arrays, SnapshotView, block_and_head, drawn_positions, head_lines
 from .training_view import BlockValues, TrainingView, arrays_at, heights_of
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _draw_rates(arrays: Arrays) -> Drawing:
 
 def _draw_keys(blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
     values = arrays["importance"]
-    j = shown_positions(values.shape[2])
+    j = drawn_positions(values.shape[2])
     titles = block_titles(blocks)
     uniform = uniform_importance(values.shape[2])[j]
     panels = [Panel(title, j, values[layer][:, j], {"uniform attention": uniform}) for layer, title in titles]

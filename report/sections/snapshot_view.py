@@ -115,7 +115,7 @@ def _along_depth(quantity: Quantity, array: np.ndarray, n_layers: int) -> np.nda
         return np.log(values)
 
 
-def shown_positions(length: int) -> np.ndarray:
+def drawn_positions(length: int) -> np.ndarray:
     """Return the positions that lines show: all, or as many as a picture can, closer for the first ones."""
     if length <= _MAX_POSITIONS:
         return np.arange(length)

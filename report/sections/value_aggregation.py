@@ -19,7 +19,7 @@ from ..pictures.style import DASHED, SOLID
 from ..run_history import PROBES, arrays_of, measured_probes
 from .declared import Link
 from .section import Drawing, Section
-from .snapshot_view import Arrays, SnapshotView, draw_by_block, head_lines, shown_positions
+from .snapshot_view import Arrays, SnapshotView, draw_by_block, drawn_positions, head_lines
 from .training_view import BlockValues, TrainingView, heights_of
 
 
@@ -114,7 +114,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         n_eff = arrays["n_eff"]
         if not np.isfinite(n_eff).any():
             return None
-        t = shown_positions(n_eff.shape[2])
+        t = drawn_positions(n_eff.shape[2])
         titles = block_titles(blocks)
         panels = [Panel(title, t + 1, n_eff[layer][:, t], {"uniform attention": t + 1.0}) for layer, title in titles]
         figure = later(
@@ -148,7 +148,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 
 def _draw_variance(blocks: Sequence[int], sigma: np.ndarray, n_eff: np.ndarray | None) -> Drawing | None:
     """Draw σ²(t) of every head from ``[L, H, T]``, with the prediction from n_eff beside it where that is given."""
-    t = shown_positions(sigma.shape[2])
+    t = drawn_positions(sigma.shape[2])
     titles = block_titles(blocks)
     name = "positional_variance" if n_eff is not None else "positional_variance_out"
     panels, numbers = [], [head_lines(name, sigma, titles, t)]

@@ -199,13 +199,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
     """Draw loss, sink mass and mark of every base and arm; each seed is a point."""
     from birthmark.report.pictures.saving import save_png
-    from birthmark.report.pictures.style import REFERENCE, new_figure, our_style, run_colour
+    from birthmark.report.pictures.style import REFERENCE, figure_style, new_figure, run_colour
 
     shown = {"loss": "loss", "sink": "sink mass", "rank_persistence": "rank persistence", "z": "z with birth"}
     titles = {"backcopy": "with a sink", "backcopy-headnorm": "without one", "text": "text"}
     bases = [base for base in BASES if any(row["base"] == base for row in rows)]
     names = {"before": "before", "lora": "LoRA", "prefix": "prefix", "prefix_plus": "prefix+", "all weights": "all"}
-    with our_style():
+    with figure_style():
         figure, axes = new_figure(760, 150 * len(bases), rows=len(bases), columns=len(shown), squeeze=False)
         for base, of_base in zip(bases, axes, strict=True):
             for (name, label), axis in zip(shown.items(), of_base, strict=True):

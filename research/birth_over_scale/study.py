@@ -183,7 +183,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     """Draw four quantities against the number of parameters, a point for each birth."""
     from birthmark.report.pictures.axes import log_heights
     from birthmark.report.pictures.saving import save_png
-    from birthmark.report.pictures.style import add_legend, legend_line, new_figure, our_style, run_colour
+    from birthmark.report.pictures.style import add_legend, figure_style, legend_line, new_figure, run_colour
 
     families = {"SwiGLU": ("swiglu",), "GELU": ("gelu", "gelu_tanh"), "ReLU": ("relu",)}
     panels = (
@@ -194,7 +194,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     )
     sizes = [found["n_params"] for found in rows]
     low, high = min(sizes), max(sizes)
-    with our_style():
+    with figure_style():
         figure, axes = new_figure(480, 340, 2, 2, sharex=True)
         for axis, (name, label, log) in zip(axes.flat, panels, strict=True):
             for number, mlps in enumerate(families.values()):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from birthmark.errors import UsageError
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.stream_weights import stream_weights
 from birthmark.metrics.matched_weights import StreamWeights
@@ -103,7 +103,7 @@ class Evidence:
     """Weights that the null ``matched`` reads."""
 
 
-def names_of(model: Decoder | ForeignModel) -> Names:
+def names_of(model: Decoder | HFModel) -> Names:
     """Return the locations of a model's matrices.
 
     Raises:
@@ -117,7 +117,7 @@ def names_of(model: Decoder | ForeignModel) -> Names:
     return FAMILIES[kind]
 
 
-def gather(name: str, model: Decoder | ForeignModel, probe: FingerprintProbe) -> Evidence:
+def gather(name: str, model: Decoder | HFModel, probe: FingerprintProbe) -> Evidence:
     """Run a probe through a model once, and collect its weights. The model stays unchanged.
 
     Args:

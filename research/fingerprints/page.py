@@ -17,7 +17,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.report.pictures.axes import turned_names
 from birthmark.report.pictures.saving import save_png
-from birthmark.report.pictures.style import INK, MUTED, PAPER, new_figure, our_style, pale_to_full
+from birthmark.report.pictures.style import INK, MUTED, PAPER, figure_style, new_figure, pale_to_full
 
 from .evidence import Evidence, gather
 from .method import Method, compare
@@ -158,7 +158,7 @@ def draw(found: Mapping[str, Summary], file: Path) -> None:
     groups = list(next(iter(found.values())).power_of)
     nothing = Rate(0, 0)
     share_MG = np.array([[s.power_of.get(group, nothing).share for group in groups] for s in found.values()])
-    with our_style():
+    with figure_style():
         figure, axes = new_figure(30 * len(groups) + 170, 17 * len(found) + 90)
         axes.grid(visible=False)
         axes.imshow(np.ma.masked_invalid(share_MG), cmap=pale_to_full(), vmin=0, vmax=1, aspect="auto")

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from birthmark.data.backcopy import BackCopy
 from birthmark.errors import UsageError
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.hidden_states import FingerprintProbe
 from birthmark.models.birth import born
 from birthmark.models.changes.change import ModelWeights, decoder_of, weights_of
@@ -27,7 +27,7 @@ from birthmark.models.changes.table import read_change
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.exchange.pretrained import load_pretrained
-from birthmark.trainer.by_name.transformers_folder import transformers_for
+from birthmark.trainer.by_name.hf_folder import transformers_for
 
 from .evidence import Evidence, gather
 
@@ -38,7 +38,7 @@ from .evidence import Evidence, gather
 # Families of ``transformers`` are drawn by that library and, where our decoder expresses them, read as it reads any
 # folder of theirs; OPT runs in their own code.
 
-Model = Decoder | ForeignModel
+Model = Decoder | HFModel
 
 VOCAB_SIZE, SEQ_LEN, BATCH, LR = 256, 32, 8, 3e-3
 #: Seeds of the tables of the language that models learn first, and of the one that they go on with.
@@ -65,7 +65,7 @@ def _theirs(config_class: str, fields: Mapping[str, Any], *, read: bool = True) 
             torch.manual_seed(seed)
             model = library.AutoModelForCausalLM.from_config(getattr(library, config_class)(**fields))
             if not read:
-                return ForeignModel(model.float())
+                return HFModel(model.float())
             model.save_pretrained(folder)
             return load_pretrained(Path(folder))
 

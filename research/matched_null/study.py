@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.next_tokens import share_interval
 from birthmark.measure.stream_weights import MOST_HEADS, MOST_TOKENS, MOST_UNITS, stream_weights
@@ -68,7 +68,7 @@ THEIRS: dict[str, dict[str, Any]] = {
 }
 
 
-def theirs(name: str, seed: int) -> ForeignModel:
+def theirs(name: str, seed: int) -> HFModel:
     """Build a model of transformers as that library initialises it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -76,7 +76,7 @@ def theirs(name: str, seed: int) -> ForeignModel:
     fields = shape | {"intermediate_size": 64, "vocab_size": 256, "max_position_embeddings": 64} | THEIRS[name]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return ForeignModel(AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **fields)).eval())
+        return HFModel(AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **fields)).eval())
 
 
 def _mapped(given: StreamWeights, change: Callable[[np.ndarray], np.ndarray]) -> StreamWeights:

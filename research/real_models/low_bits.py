@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from ...measure.config import SnapshotConfig
-from ...measure.foreign import ForeignModel
+from ...measure.hf import HFModel
 from ...measure.next_tokens import losses_of, mean_and_error
 from ...measure.quantised.linear_maps import linear_maps
 from ...models.changes.round_to_nearest import rounded
@@ -39,7 +39,7 @@ def rounding_by_place(file: Path, text: Path, settings: SnapshotConfig) -> dict[
     """
     loaded = load_named(str(file))
     model = loaded.model
-    assert isinstance(model, ForeignModel)
+    assert isinstance(model, HFModel)
     tokens_NT = torch.from_numpy(text_for(loaded, settings, [str(text)]).tokens_NT)
     names = {module: name for name, module in model.model.named_modules()}
     maps = [linear.module for linear in linear_maps(model)]

@@ -21,7 +21,7 @@ from ...report.charts.chart_page import Table as PageTable
 from ...report.charts.specs import MatrixPanel
 from ...report.pictures.saving import save_both
 from ...report.pictures.several_models import FULL_Z, PALE_Z
-from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, add_legend, in_our_style, legend_line, new_figure
+from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, add_legend, in_figure_style, legend_line, new_figure
 from ...report.terminal import bar
 from ...report.text import format_value, markdown_table
 from ...study.lineage.answer import FINGERPRINT_COLUMNS, describe_test, fingerprint_cells
@@ -191,7 +191,7 @@ def draw_robustness(study: RobustnessStudy, results: Sequence[ChangedTest], out:
     return save_both(z_by_change(study, results), out, "figure")
 
 
-@in_our_style
+@in_figure_style
 def z_by_change(study: RobustnessStudy, results: Sequence[ChangedTest]) -> Figure:
     """Draw a row for each change, a panel for each test, a dot for each pair of models."""
     changes = list(dict.fromkeys(r.change for r in results))

@@ -15,13 +15,13 @@ from ...files import csv_text, write_text
 from ...report.charts.chart_page import Block, Fold, Prose, Table, render_page
 from ...report.charts.chart_page import Heading as PageHeading
 from ...report.pictures.saving import save_both
-from ...report.pictures.style import INK, MUTED, RUN_COLOURS, add_legend, in_our_style, legend_line, new_figure
+from ...report.pictures.style import INK, MUTED, RUN_COLOURS, add_legend, in_figure_style, legend_line, new_figure
 from ...report.terminal import Heading, print_table
 from ...report.text import MISSING, format_value, markdown_table
 from ...study.runner import Failure, Outputs, end_study, leaves_results, run_as_asked
 from ...study.study_file import StudyRequest
 from ...study.table import Kind
-from ...study.trial_lock import told
+from ...study.trial_lock import failed_runs
 from ...study.trials import Planned, Trial
 from .results import SeedsResult, SeedsStudy, Share, read_seeds_results, read_seeds_study, seeds_trials
 
@@ -138,7 +138,7 @@ def draw_seeds(study: SeedsStudy, results: Sequence[SeedsResult], out: Path) -> 
     return save_both(seeds_figure(study, results), out, "figure")
 
 
-@in_our_style
+@in_figure_style
 def seeds_figure(study: SeedsStudy, results: Sequence[SeedsResult]) -> Figure:
     """Draw a row for each figure: left its values, a column of dots per birth; right the shares of its variance."""
     figure, grid = new_figure(540, 40 + 92 * len(results), len(results), 2, squeeze=False, width_ratios=[1.2, 1])
@@ -189,7 +189,7 @@ def seeds_page(study: SeedsStudy, results: Sequence[SeedsResult], trials: Sequen
     """Render the page; it fetches nothing."""
     blocks: list[Block] = [*(Prose(sentence) for sentence in outcome(results))]
     blocks += [PageHeading("shares", "Whose doing is the variance?"), Table(TITLES, rows_of(results))]
-    blocks += [Prose(note, note=True) for note in (EXPLAINED, told(trials)) if note]
+    blocks += [Prose(note, note=True) for note in (EXPLAINED, failed_runs(trials)) if note]
     blocks.append(PageHeading("runs", "Every run"))
     blocks += [Fold(result.words, [Table(*grid_of(study, result))]) for result in results]
     return render_page(study.name, blocks, about="Birthmark study of seeds")

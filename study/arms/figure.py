@@ -16,7 +16,7 @@ from ...report.pictures.style import (
     PAPER,
     REFERENCE,
     RUN_COLOURS,
-    in_our_style,
+    in_figure_style,
     legend_line,
     run_colour,
 )
@@ -86,7 +86,7 @@ def draw_study(study: ArmStudy, results: Sequence[ArmResult], out: Path) -> list
     return save_both(study_figure(study, results), out, "figure")
 
 
-@in_our_style
+@in_figure_style
 def study_figure(study: ArmStudy, results: Sequence[ArmResult]) -> Figure:
     """Draw the figure; see the module."""
     from matplotlib.figure import Figure

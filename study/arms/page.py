@@ -21,7 +21,7 @@ from ...report.charts.specs import CurvePanel, PageRun, Point, ScatterPanel, Ser
 from ...report.pictures.style import RUN_COLOURS
 from ...report.terminal import Heading, print_left_out, print_table, table_width
 from ...report.text import MISSING, format_value, markdown_table
-from ..trial_lock import told
+from ..trial_lock import failed_runs
 from ..trials import Trial
 from .figure import Family, families
 from .results import ArmResult, Spread, spread, task_loss
@@ -206,7 +206,7 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
         Panels(_curves(grouped, first)),
         PageHeading("table", "All figures"),
         _table(titles, rows, results),
-        *(Prose(note, note=True) for note in (notes(study, results), _TIMES, told(trials)) if note),
+        *(Prose(note, note=True) for note in (notes(study, results), _TIMES, failed_runs(trials)) if note),
         Fold("Runs", [Table(["arm", *(f"seed {seed}" for seed in study.init_seeds)], _links(study, trials, out))]),
     ]
     return render_page(study.name, blocks, runs=[PageRun(result.arm) for result in results], about="Birthmark study")

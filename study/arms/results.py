@@ -172,7 +172,7 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
     for name in AT_BIRTH:
         figures[f"{name}_birth"] = spread([finite_or_nan(birth.get(SCALARS[name])) for birth in births])
     figures["unigram_entropy"] = spread([read.unigram_entropy for read in reads])
-    own = _own_labels([read.snapshots[step] for read in reads if step in read.snapshots])
+    own = _label_kinds([read.snapshots[step] for read in reads if step in read.snapshots])
     figures |= {name: spread([finite_or_nan(end.get(name)) for end in ends]) for name in own}
     figures |= _sink_keys([read.snapshots[step] for read in reads if step in read.snapshots])
     measured = [at for at in steps if all(math.isfinite(_sink(read.rows[at])) for read in reads)]
@@ -189,7 +189,7 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
     )
 
 
-def _own_labels(ends: Sequence[Snapshot]) -> dict[str, str]:
+def _label_kinds(ends: Sequence[Snapshot]) -> dict[str, str]:
     """Return the scalars that metrics of the user declared in snapshots, with their labels; on text under ``text_``."""
     found = {}
     for end in ends:

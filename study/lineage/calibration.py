@@ -16,7 +16,7 @@ from ...metrics.seedprint import Fingerprint
 from ...models.birth import born
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
-from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, add_legend, in_our_style, legend_line, new_figure
+from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, add_legend, in_figure_style, legend_line, new_figure
 from ...trainer.by_name.model_names import ModelSource
 from ...trainer.devices import device
 from ...trainer.module import next_token_loss
@@ -173,7 +173,7 @@ def calibrate(
 # ---------------------------------------------------------------- picture of a calibration
 
 
-@in_our_style
+@in_figure_style
 def draw_rates(found: Sequence[NullRates], level: float, title: str) -> Figure:
     """Draw the shares of strangers and of kin that each null calls kin, with 95 % intervals; the dashed line is the
     level.

@@ -15,7 +15,7 @@ import numpy as np
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...measure.foreign import ForeignConfig, ForeignModel
+from ...measure.hf import HFConfig, HFModel
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
 from ...measure.stream_weights import stream_weights
 from ...metrics.config import LineageTestConfig, Null
@@ -48,9 +48,9 @@ class Evidence:
 
 
 def evidence_of(
-    model: Decoder | ForeignModel,
+    model: Decoder | HFModel,
     nulls: Iterable[Null],
-    hidden: Callable[[Decoder | ForeignModel], np.ndarray],
+    hidden: Callable[[Decoder | HFModel], np.ndarray],
 ) -> Evidence:
     """Collect the evidence about a model for these nulls; ``hidden``, called if one needs it, returns hidden states
     ``[N, D]``.
@@ -199,7 +199,7 @@ _LONGEST = 1 << 20
 #: Seeds of strangers count from here: far from those that people give.
 _STRANGERS_FROM = 0x5EED_0000_0000
 #: The same for torch's generator, which knows the last 32 bits of a seed alone.
-_THEIR_STRANGERS_FROM = 0x5EED_0000
+_STRANGER_SEEDS_FROM = 0x5EED_0000
 
 
 @dataclass(frozen=True)
@@ -231,14 +231,14 @@ _LARGE = 50_000_000
 _INPUTS_OF_LARGE = 500
 
 
-def default_inputs(configs: Iterable[ModelConfig | ForeignConfig]) -> int:
+def default_inputs(configs: Iterable[ModelConfig | HFConfig]) -> int:
     """Return the default number of sequences in a probe: fewer if one of the models is large."""
     sizes = [12 * config.n_layers * config.d_model**2 + config.vocab_size * config.d_model for config in configs]
     return _INPUTS_OF_LARGE if max(sizes) > _LARGE else FingerprintProbe.n_inputs
 
 
 def choose_probe(
-    probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig | ForeignConfig]
+    probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig | HFConfig]
 ) -> FingerprintProbe:
     """Return the probe at ``seq_len``, by default 64 or as many tokens as all models can read.
 
@@ -296,7 +296,7 @@ def check_comparable(sources: Sequence[AnySource], probe: FingerprintProbe) -> N
                 )
 
 
-def _loaded(source: AnySource) -> Decoder | ForeignModel:
+def _loaded(source: AnySource) -> Decoder | HFModel:
     model = source.load()
     # Models by block keep only their current block on a device.
     return model if isinstance(model, DecoderByBlock) else model.to(device())
@@ -322,7 +322,7 @@ def compare_models(
     """
     kept: list[Evidence] = []
 
-    def evidence(model: Decoder | ForeignModel) -> Evidence:
+    def evidence(model: Decoder | HFModel) -> Evidence:
         found = evidence_of(model, (recipe.null,), lambda model: cached_hidden_states(model, probe, cache_dir))
         advance(probe.n_inputs)
         return found
@@ -343,9 +343,9 @@ def compare_models(
     first = sources[0]
     for i in range(n_strangers):
         if isinstance(first, ModelSource):
-            newborn: Decoder | ForeignModel = new_birth(first.config, _STRANGERS_FROM + i)
+            newborn: Decoder | HFModel = new_birth(first.config, _STRANGERS_FROM + i)
         else:
-            newborn = first.stranger(_THEIR_STRANGERS_FROM + i, device())
+            newborn = first.stranger(_STRANGER_SEEDS_FROM + i, device())
         stranger = evidence(newborn)
         strangers += [test(own, stranger) for own in kept]
     return ComparedModels(probe, pairs, strangers)

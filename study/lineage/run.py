@@ -22,7 +22,7 @@ from ...report.pictures.style import (
     REFERENCE,
     RUN_COLOURS,
     add_legend,
-    in_our_style,
+    in_figure_style,
     legend_line,
     new_figure,
 )
@@ -83,7 +83,7 @@ def _age(model: StudyModel, last: int) -> int:
     return model.step + (last if model.continuation else 0)
 
 
-@in_our_style
+@in_figure_style
 def over_training(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
     """Draw z of all pairs by the age of the younger model, a panel per test.
 

@@ -20,7 +20,7 @@ import birthmark
 from birthmark.callbacks.snapshot import BiasSnapshot
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.measure.records import RunDir
@@ -97,7 +97,7 @@ def test_what_is_written_and_logged_is_what_measure_gives(llama, token_batches, 
     logger = CSVLogger(tmp_path, name="", version="csv")
     fit(module, token_batches, tmp_path, snapshots, logger=logger, precision="bf16-mixed")
     probe = random_probe(61, 10, 8, 0)
-    birth = birth_reference(ForeignModel(newborn), probe, 4)
+    birth = birth_reference(HFModel(newborn), probe, 4)
     with (tmp_path / "csv/metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["bias/drift"]]
     logged = {int(row["step"]): row for row in rows}
@@ -105,7 +105,7 @@ def test_what_is_written_and_logged_is_what_measure_gives(llama, token_batches, 
     assert logged.keys() == written.keys() == {0, 2, 4, 5}
     for step in (2, 4, 5):
         # In the precision of the weights, whatever training runs in.
-        found = measure(ForeignModel(module.copies[step]), probe, birth, batch_size=4).scalars
+        found = measure(HFModel(module.copies[step]), probe, birth, batch_size=4).scalars
         assert written[step].bias == found
         for name, value in found.items():
             assert float(logged[step][f"bias/{name}"]) == pytest.approx(value, rel=1e-12), name
@@ -142,9 +142,9 @@ def test_a_training_that_goes_on_is_compared_with_its_birth(llama, token_batches
     part(rest, "parts", **more)
     part(alone, "alone", **more)
     assert steps(tmp_path / "parts") == [0, 2, 4, 5]
-    birth = birth_reference(ForeignModel(llama()), random_probe(61, 10, 8, 0), 4)
+    birth = birth_reference(HFModel(llama()), random_probe(61, 10, 8, 0), 4)
     last = RunDir(tmp_path / "parts").snapshots()[-1]
-    found = measure(ForeignModel(rest.net), random_probe(61, 10, 8, 0), birth, batch_size=4).scalars
+    found = measure(HFModel(rest.net), random_probe(61, 10, 8, 0), birth, batch_size=4).scalars
     assert last.bias == found
     # Where nothing was taken at birth, nothing is compared with it; the rest is the same.
     assert steps(tmp_path / "alone") == [4, 5]
@@ -176,7 +176,7 @@ def test_the_model_is_found_wherever_it_is(llama, token_batches, small_probe, tm
         if name != "own":
             assert (
                 snapshots.last.bias["entropy"]
-                == measure(ForeignModel(wanted), random_probe(61, 10, 8, 0), batch_size=4).scalars["entropy"]
+                == measure(HFModel(wanted), random_probe(61, 10, 8, 0), batch_size=4).scalars["entropy"]
             )
 
 
@@ -293,7 +293,7 @@ def test_two_ranks_of_a_real_trainer_take_one_snapshot_together(two_ranks, tmp_p
     assert a == b
     config = transformers.GPT2Config(vocab_size=61, n_embd=16, n_layer=2, n_head=2, n_positions=12)
     torch.manual_seed(5)
-    model, probe = ForeignModel(transformers.GPT2LMHeadModel(config)), random_probe(61, 9, 8, 0)
+    model, probe = HFModel(transformers.GPT2LMHeadModel(config)), random_probe(61, 9, 8, 0)
     birth = birth_reference(model, probe, 9)
     model.model.load_state_dict(torch.load(f"{outs[1]}.pt"))
     assert a["last"] == pytest.approx(measure(model, probe, birth).scalars, rel=1e-5, abs=1e-7)

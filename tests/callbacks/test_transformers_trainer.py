@@ -21,7 +21,7 @@ import birthmark
 from birthmark.callbacks.transformers_trainer import TrainerSnapshot, bias_callback
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.measure.records import RunDir
@@ -93,14 +93,14 @@ def test_the_training_is_the_same_bit_for_bit_with_and_without(
     assert all(torch.equal(a, b) for a, b in zip(measured.parameters(), left.parameters(), strict=True))
     assert [sorted(vars(m)) for m in measured.modules()] == [sorted(vars(m)) for m in left.modules()]
 
-    birth = birth_reference(ForeignModel(llama()), PROBE, 4)
+    birth = birth_reference(HFModel(llama()), PROBE, 4)
     written = {snapshot.step: snapshot.bias for snapshot in RunDir(tmp_path / "bias").snapshots()}
     assert list(written) == [0, 2, 4, 5]
     for step in (2, 4, 5):
         # In the precision of the weights: under the trainer's autocast the figures would differ in the third digit.
         model = llama()
         model.load_state_dict(copies.models[step])
-        found = measure(ForeignModel(model), PROBE, birth, batch_size=4).scalars
+        found = measure(HFModel(model), PROBE, birth, batch_size=4).scalars
         assert written[step] == found
         assert {name: logged(with_it, f"bias/{name}")[step] for name in found} == found
     assert logged(with_it, "bias/drift").keys() == written.keys()
@@ -120,8 +120,8 @@ def test_a_training_that_goes_on_is_compared_with_its_birth(llama, token_batches
     parts = RunDir(tmp_path / "bias").snapshots()
     assert [snapshot.step for snapshot in parts] == [0, 2, 4, 5, 6, 8, 10]
     assert parts[0].bias == whole[0].bias
-    birth = birth_reference(ForeignModel(llama()), PROBE, 4)
-    assert parts[-1].bias == measure(ForeignModel(again.model), PROBE, birth, batch_size=4).scalars
+    birth = birth_reference(HFModel(llama()), PROBE, 4)
+    assert parts[-1].bias == measure(HFModel(again.model), PROBE, birth, batch_size=4).scalars
 
 
 class Stop(transformers.TrainerCallback):
@@ -146,7 +146,7 @@ def test_a_stop_after_an_evaluation_has_its_snapshot(llama, token_batches, small
     # Also where the weights of another step are loaded at the end: here the worst ones, of step 1.
     model = llama()
     model.load_state_dict(copies.models[3])
-    assert last.bias["entropy"] == measure(ForeignModel(model), PROBE, batch_size=4).scalars["entropy"]
+    assert last.bias["entropy"] == measure(HFModel(model), PROBE, batch_size=4).scalars["entropy"]
 
 
 def test_a_model_that_cannot_be_measured_is_trained_to_the_end_as_without_the_callback(
@@ -378,8 +378,8 @@ def test_a_loop_of_accelerate_is_measured_in_the_precision_of_the_weights(
     model, optimizer = accelerator.prepare(llama(), torch.optim.SGD(llama().parameters()))
     assert optimizer is not None
     found = recorder.take(model, 0).bias
-    birth = birth_reference(ForeignModel(bare), PROBE, 4)
-    assert found == measure(ForeignModel(bare), PROBE, birth, batch_size=4).scalars
+    birth = birth_reference(HFModel(bare), PROBE, 4)
+    assert found == measure(HFModel(bare), PROBE, birth, batch_size=4).scalars
     batch = token_batches[0]
     accelerator.backward(model(input_ids=batch, labels=batch).loss)
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)

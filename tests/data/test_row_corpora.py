@@ -227,7 +227,7 @@ def test_shards_of_other_splits_are_not_reused(
     path = write(tmp_path / "table.jsonl", TEXTS)
     folders = set()
     for rule in ("text-xxh3", "an older rule"):
-        monkeypatch.setattr(row_corpora.TableCorpus, "own_splits", rule)
+        monkeypatch.setattr(row_corpora.TableCorpus, "split_rule", rule)
         folders.add(build_shards(open_table(path), tokenizer, tmp_path / "cache", val_fraction=0.2).folder)
     assert len(folders) == 2
 

@@ -8,7 +8,7 @@ from scipy import stats
 from birthmark.errors import UsageError
 from birthmark.findings.compared_runs import Comparison, compare_configs, comparison_in_words, paired_differences
 from birthmark.findings.history import RunHistory
-from birthmark.findings.inactive_sections import nothing_here
+from birthmark.findings.inactive_sections import why_inactive
 from birthmark.measure.records import MetricsLog, RunDir, Snapshot
 from birthmark.report.run_page import _paired, page_runs
 
@@ -100,10 +100,10 @@ def test_a_damaged_config_is_named(runs, tmp_path):
 
 def test_a_section_is_folded_only_where_it_never_left_its_control(tmp_path):
     quiet, loud = (history(tmp_path, 0, "x", 0, "gelu", mass) for mass in (0.06, 0.2))
-    assert nothing_here([quiet], "sink") == "no head above 0.060; uniform attention gives 0.050"
-    assert nothing_here([quiet, loud], "sink") == ""
-    assert nothing_here([history(tmp_path, 0, "x", 0, "gelu", float("nan"))], "sink") == ""
-    assert nothing_here([quiet], "direction") == ""
+    assert why_inactive([quiet], "sink") == "no head above 0.060; uniform attention gives 0.050"
+    assert why_inactive([quiet, loud], "sink") == ""
+    assert why_inactive([history(tmp_path, 0, "x", 0, "gelu", float("nan"))], "sink") == ""
+    assert why_inactive([quiet], "direction") == ""
 
 
 def test_one_sentence_compares_two_configs(runs):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from birthmark.findings.history import RunHistory
-from birthmark.findings.inactive_sections import nothing_here
+from birthmark.findings.inactive_sections import why_inactive
 from birthmark.findings.numbers import in_ascii, p_in_prose
 from birthmark.findings.thresholds import THRESHOLDS
 from birthmark.measure.records import MetricsLog, RunDir, Snapshot
@@ -195,8 +195,8 @@ def test_sinks_of_documents_that_see_themselves_alone_are_judged_within_them(len
     assert verdict.values[1] == 1.0
     assert verdict.control == pytest.approx([uniform, uniform])
     assert answer("sink", [even, of_documents(9, None, length)]).tone == "absent"
-    assert nothing_here([history([even, of_documents(9, None, length)])], "sink")
-    assert nothing_here([history([even, of_documents(9, 1.0, length)])], "sink") == ""
+    assert why_inactive([history([even, of_documents(9, None, length)])], "sink")
+    assert why_inactive([history([even, of_documents(9, 1.0, length)])], "sink") == ""
     # Where documents see one another, position 0 is the sequence's, and leads.
     assert "the first position" in answer("sink", [of_documents(9, 1.0, length, apart=False)]).sentence
 
@@ -206,7 +206,7 @@ def test_a_single_head_whose_documents_are_not_recorded_is_not_ruled_out():
     verdict = answer("sink", found)
     assert verdict.tone == "unclear"
     assert "the largest is not recorded" in verdict.sentence
-    assert nothing_here([history(found)], "sink") == ""
+    assert why_inactive([history(found)], "sink") == ""
     # The largest head has at least the mean.
     assert answer("sink", [found[0], of_documents(9, 1.0, 16, heads=False)]).tone == "present"
 

@@ -15,7 +15,7 @@ import transformers
 from scipy import special
 
 from birthmark.data.probes import random_probe
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.measurement import measure
 from birthmark.metrics.quantities import MEASURED
 
@@ -319,7 +319,7 @@ def test_every_quantity_is_that_of_eager_transformers(name, dtype, seq_len, eage
     probe = random_probe(model.config.vocab_size, 4, seq_len, 0)
     expected = eager_quantities(model, probe)
     for batch_size in (1, 4):
-        found = measure(ForeignModel(model), probe, batch_size=batch_size, sink_epsilon=EPSILON)
+        found = measure(HFModel(model), probe, batch_size=batch_size, sink_epsilon=EPSILON)
         off = differences(found, expected)
         for one in STATED[dtype]:
             record_property(

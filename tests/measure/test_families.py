@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from birthmark.data.probes import random_probe
-from birthmark.measure.foreign import MODEL_TYPES, ForeignModel
+from birthmark.measure.hf import MODEL_TYPES, HFModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.measurement import measure
 from birthmark.metrics.sinks import AttentionSinks
@@ -95,10 +95,10 @@ def inter(h):
 def test_a_family_gives_what_the_explicit_way_gives(family_name, family_model):
     model, tokens = family_model(family_name), torch.from_numpy(PROBE)
     output, left, entered, added, read = explicit_pass(model, family_name, tokens)
-    foreign, seen = ForeignModel(model), Keep()
-    found = measure(foreign, PROBE, batch_size=4)
+    hf_model, seen = HFModel(model), Keep()
+    found = measure(hf_model, PROBE, batch_size=4)
     with torch.no_grad():
-        logits = foreign(tokens, observer=seen)
+        logits = hf_model(tokens, observer=seen)
     torch.testing.assert_close(logits, output.logits, atol=1e-4, rtol=1e-4)
     # The residual stream. Their last hidden state is normed already; that of the last block is not among them.
     for layer, h in enumerate(output.hidden_states[:-1]):
@@ -134,13 +134,13 @@ def test_a_family_gives_what_the_explicit_way_gives(family_name, family_model):
     np.testing.assert_allclose(found.arrays["mean_prob"], p.numpy(), rtol=1e-3)
     # What a fingerprint rests on, and an embedding probe.
     probe = FingerprintProbe(n_inputs=9, seq_len=20)
-    states = hidden_states(foreign, probe, batch_size=4)
+    states = hidden_states(hf_model, probe, batch_size=4)
     np.testing.assert_allclose(states, output.hidden_states[-1][:, -1].numpy(), rtol=1e-4, atol=1e-4)
-    probe = FingerprintProbe("embedding", n_inputs=9, seq_len=20).like(foreign)
-    vectors = torch.from_numpy(probe.vectors(0, 9, foreign.embeddings.weight.shape[1]))
+    probe = FingerprintProbe("embedding", n_inputs=9, seq_len=20).like(hf_model)
+    vectors = torch.from_numpy(probe.vectors(0, 9, hf_model.embeddings.weight.shape[1]))
     with torch.no_grad():
         given = model(inputs_embeds=vectors, output_hidden_states=True).hidden_states[-1][:, -1]
-    np.testing.assert_allclose(hidden_states(foreign, probe), given.numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(hidden_states(hf_model, probe), given.numpy(), rtol=1e-4, atol=1e-4)
     # Hidden units of dense MLPs are what the down map reads.
     assert seen.units.keys() == read.keys()
     for layer, units in seen.units.items():
@@ -156,12 +156,12 @@ def test_the_experts_that_are_seen_are_those_that_the_router_ranks_highest(name,
             chosen[layer] = chosen_BTK
 
     with torch.no_grad():
-        ForeignModel(model)(torch.from_numpy(PROBE), observer=Routing())
+        HFModel(model)(torch.from_numpy(PROBE), observer=Routing())
         ranked = model(torch.from_numpy(PROBE), output_router_logits=True).router_logits
     for experts, logits in zip(chosen.values(), ranked, strict=True):
         assert experts.shape == (9, 20, 2)
         assert torch.equal(experts.flatten(0, 1).sort().values, logits.topk(2).indices.sort().values)
-    found = measure(ForeignModel(model), PROBE)
+    found = measure(HFModel(model), PROBE)
     shares = np.stack([np.bincount(e[:, 0].flatten(), minlength=4) / 18 for e in chosen.values()])
     np.testing.assert_allclose(found.arrays["expert_share_first"][[layer - 1 for layer in chosen]], shares)
     assert np.isnan(found.arrays["expert_share_first"]).any() == (len(chosen) < 2)
@@ -183,7 +183,7 @@ def test_the_units_of_experts_are_what_their_maps_down_read(name, family_model):
         for layer, experts in routed.items()
     ]
     with torch.no_grad():
-        ForeignModel(model)(torch.from_numpy(PROBE), observer=Units())
+        HFModel(model)(torch.from_numpy(PROBE), observer=Units())
     for handle in handles:
         handle.remove()
     for layer, experts in routed.items():
@@ -197,7 +197,7 @@ def test_the_units_of_experts_are_what_their_maps_down_read(name, family_model):
             y_RD = a_RF @ down + (experts.down_proj_bias[e] if name == "gpt_oss" else 0)
             found_ND.index_add_(0, token_R, y_RD * weight_NK[token_R, k_R, None])
         torch.testing.assert_close(found_ND, expected, rtol=1e-4, atol=1e-5)
-    arrays = measure(ForeignModel(model), PROBE).arrays
+    arrays = measure(HFModel(model), PROBE).arrays
     for name in ("expert_super_neurons", "expert_dead_units"):
         assert np.isfinite(arrays[name]).any(1).tolist() == [layer in routed for layer in blocks]
 
@@ -250,8 +250,8 @@ def unknown_model(enliven):
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_of_any_other_model_the_residual_stream_is_measured_and_the_rest_is_named(name, unknown_model):
     model, unseen = unknown_model(name)
-    foreign, tokens = ForeignModel(model), torch.from_numpy(PROBE)
-    found = measure(foreign, PROBE, batch_size=4)
+    hf_model, tokens = HFModel(model), torch.from_numpy(PROBE)
+    found = measure(hf_model, PROBE, batch_size=4)
     with torch.no_grad():
         output = model(tokens, output_hidden_states=True)
     # Mamba's list begins behind the first block.
@@ -259,8 +259,8 @@ def test_of_any_other_model_the_residual_stream_is_measured_and_the_rest_is_name
         assert found.arrays["inter_mlp"][layer] == pytest.approx(inter(h), abs=1e-5)
     p = output.logits[:, -1].double().softmax(-1).mean(0)
     np.testing.assert_allclose(found.arrays["mean_prob"], p.numpy(), rtol=1e-4)
-    assert {place.place for place in foreign.unseen()} == unseen
-    assert {place.layers for place in foreign.unseen()} == {(1, 2, 3)}
+    assert {place.place for place in hf_model.unseen()} == unseen
+    assert {place.layers for place in hf_model.unseen()} == {(1, 2, 3)}
     assert len(found.unseen) == len(unseen)
     assert all("of blocks 1–3 (" in sentence for sentence in found.unseen)
     assert ("sink_mass" in found.scalars) == ("attention" not in unseen)

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
 from birthmark.measure.config import SnapshotConfig
-from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.gradients import measure_gradients
+from birthmark.measure.hf import HFModel
 from birthmark.metrics.declarations.outliers_and_gradients import GRADIENTS
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
@@ -170,7 +170,7 @@ def test_of_models_of_transformers_too(name, attn, split, their_model, their_sha
     before = {key: x.clone() for key, x in theirs.state_dict().items()}
     # Frozen parameters, as of adapters, cut no graph.
     next(theirs.parameters()).requires_grad_(False)
-    found = measure_gradients(ForeignModel(theirs), PROBE, batch_size=2)
+    found = measure_gradients(HFModel(theirs), PROBE, batch_size=2)
     for place, norms in expected.items():
         array = found.arrays[f"gradient_{place}"][..., :-1]
         np.testing.assert_allclose(array, norms, rtol=2e-4, atol=1e-5 * norms.max(), err_msg=place)
@@ -182,7 +182,7 @@ def test_of_models_of_transformers_too(name, attn, split, their_model, their_sha
 def test_heads_that_share_keys_have_the_gradients_of_our_own_decoder(their_model, tmp_path):
     theirs = their_model("llama")
     theirs.save_pretrained(tmp_path)
-    ours, found = (measure_gradients(model, PROBE) for model in (load_pretrained(tmp_path), ForeignModel(theirs)))
+    ours, found = (measure_gradients(model, PROBE) for model in (load_pretrained(tmp_path), HFModel(theirs)))
     assert found.arrays.keys() == ours.arrays.keys()
     for name, array in ours.arrays.items():
         atol = 1e-5 * np.nanmax(array)
@@ -218,7 +218,7 @@ def test_sharded_parameters_of_transformers_are_refused(their_model):
     model = their_model("llama")
     model.lm_head.weight = torch.nn.Parameter(torch.empty(0))
     with pytest.raises(UsageError, match="llama model are sharded over ranks, and its gradients cannot"):
-        measure_gradients(ForeignModel(model), PROBE)
+        measure_gradients(HFModel(model), PROBE)
 
 
 def test_two_positions_are_too_few():

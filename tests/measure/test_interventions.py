@@ -13,7 +13,7 @@ import birthmark as bm
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
 from birthmark.findings.interventions import intervention_sentence
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.intervention_kinds import KINDS, Intervention
 from birthmark.measure.interventions import intervene
 from birthmark.models.attention.rotation import rotate
@@ -326,7 +326,7 @@ def test_a_model_of_transformers_is_changed_as_eager_attention_with_hooks_is(nam
     what, tokens = WHATS[name], torch.from_numpy(PROBE)
     alone = eager(gemma, tokens)
     means = means_of(alone, eager(gemma, torch.from_numpy(OTHER)))
-    model = ForeignModel(gemma)
+    model = HFModel(gemma)
     found = intervene(model, PROBE, what, random_NT=OTHER, is_text=True, batch_size=4)
     for figures in found.passes:
         passed = alone if figures.dose is None else eager(gemma, tokens, what, figures.dose, means)
@@ -343,7 +343,7 @@ def test_a_model_of_transformers_is_changed_as_eager_attention_with_hooks_is(nam
 
 @pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "qwen3_next"])
 def test_blocks_whose_units_are_not_seen_are_named(family, family_model):
-    model = ForeignModel(family_model(family))
+    model = HFModel(family_model(family))
     with pytest.raises(
         UsageError, match=r"units: the units of this model|layers 1: its hidden units cannot be changed"
     ):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.loss_by_position import loss_by_position
 from birthmark.measure.model_pairs import compare_readings, losses_on_line
 from birthmark.measure.model_reading import read_model
@@ -35,7 +35,7 @@ def tokens():
 @pytest.fixture(scope="module")
 def models(their_model):
     """Two births, one of another width, depth and head, and one of transformers."""
-    return [born(CONFIG, 0).eval(), born(OTHER, 1).eval(), ForeignModel(their_model("llama"))]
+    return [born(CONFIG, 0).eval(), born(OTHER, 1).eval(), HFModel(their_model("llama"))]
 
 
 def readings(models, tokens, folder, **sizes):
@@ -120,7 +120,7 @@ def test_a_model_is_left_as_it_was_and_one_that_is_broken_is_named(tokens, tmp_p
 
 
 def test_logits_that_are_no_map_of_the_states_are_refused(their_model, tokens, tmp_path):
-    model = ForeignModel(their_model("llama"))
+    model = HFModel(their_model("llama"))
     model.model.lm_head.register_forward_hook(lambda module, args, output: output * 2)
     with pytest.raises(UsageError, match="no linear map"):
         readings([model], tokens, tmp_path, batch_size=4, minibatch=5)

@@ -87,7 +87,7 @@ def test_a_birth_is_measured_as_the_whole_one(name, strangers):
     more = {"batch_size": 4, "metrics": [LastNorm]}
     reference = birth_reference(whole, PROBE, 4)
     expected = measure(whole, PROBE, reference, strangers, **more)
-    assert_same(expected, measure(drawn, PROBE, None, strangers, own_birth=True, **more))
+    assert_same(expected, measure(drawn, PROBE, None, strangers, is_newborn=True, **more))
     # A reference found by block, and another split.
     by_block = birth_reference(drawn, PROBE, 2)
     np.testing.assert_allclose(by_block.direction, reference.direction, atol=1e-6)
@@ -217,7 +217,7 @@ def test_few_vectors_have_the_singular_values_of_the_matrix(enliven):
 def test_references_are_of_one_shape():
     """A birth found in its own pass is what a pass of its own finds."""
     drawn = DecoderByBlock(PLAIN, DrawnWeights(PLAIN, 3))
-    found = measure(drawn, PROBE, own_birth=True)
+    found = measure(drawn, PROBE, is_newborn=True)
     reference = birth_reference(born(PLAIN, 3), PROBE, 64)
     own = BirthReference(found.arrays["mean_direction"], found.arrays["mean_prob"])
     np.testing.assert_allclose(own.direction, reference.direction, atol=1e-6)

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.quantised.cost import quantisation_costs
 from birthmark.measure.quantised.linear_maps import linear_maps, quantised
 from birthmark.measure.quantised.rounding import Bits, read_bits
@@ -48,7 +48,7 @@ def theirs():
     config = transformers.GPT2Config(
         vocab_size=V, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
     )
-    return ForeignModel(transformers.GPT2LMHeadModel(config).eval())
+    return HFModel(transformers.GPT2LMHeadModel(config).eval())
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -5,10 +5,10 @@ import json
 import torch
 
 from birthmark.measure.ranks import (
+    batches_of_rank,
     check_same,
     from_rank_zero,
     max_over_ranks,
-    own_batches,
     rank,
     sum_over_ranks,
     world_size,
@@ -18,7 +18,7 @@ SCRIPT = """
 import json, sys
 import torch
 import torch.distributed as dist
-from birthmark.measure.ranks import check_same, from_rank_zero, gather_rows, max_over_ranks, own_batches, rank
+from birthmark.measure.ranks import check_same, from_rank_zero, gather_rows, max_over_ranks, batches_of_rank, rank
 from birthmark.measure.ranks import on_all_ranks, sum_over_ranks, world_size
 from birthmark.errors import RunError, UsageError
 
@@ -40,9 +40,9 @@ def refuse_on_one():
 x, own = torch.arange(5), torch.tensor([1.0 + rank()])
 results = {
     "rank": [rank(), world_size()],
-    "parts": [[part.tolist(), counts] for part, counts in own_batches(x, 2)],
-    "none": [[part.tolist(), counts] for part, counts in own_batches(x[:1], 2)],
-    "rows": gather_rows(torch.stack([r for part, counts in own_batches(x, 2) if counts for r in part]), 5).tolist(),
+    "parts": [[part.tolist(), counts] for part, counts in batches_of_rank(x, 2)],
+    "none": [[part.tolist(), counts] for part, counts in batches_of_rank(x[:1], 2)],
+    "rows": gather_rows(torch.stack([r for part, counts in batches_of_rank(x, 2) if counts for r in part]), 5).tolist(),
     "sum": [sum_over_ranks(own).item(), own.item()],
     "largest": max_over_ranks(7 * rank()),
     "first": from_rank_zero(lambda: [rank(), "same"]),
@@ -81,6 +81,6 @@ def test_two_processes_share_and_agree(tmp_path, as_ranks):
 def test_without_a_group_one_process_is_all():
     x = torch.arange(5)
     assert (rank(), world_size(), max_over_ranks(3), from_rank_zero(lambda: 4)) == (0, 1, 3, 4)
-    assert [(part.tolist(), counts) for part, counts in own_batches(x, 3)] == [([0, 1, 2], True), ([3, 4], True)]
+    assert [(part.tolist(), counts) for part, counts in batches_of_rank(x, 3)] == [([0, 1, 2], True), ([3, 4], True)]
     assert sum_over_ranks(x) is x
     check_same("seed", "1", "mend it")

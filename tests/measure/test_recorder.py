@@ -20,7 +20,7 @@ import birthmark
 from birthmark.data.probes import passage_probe, random_probe
 from birthmark.errors import RunError, UsageError
 from birthmark.measure.config import SnapshotConfig
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.recorder import SnapshotRecorder, top_tokens
 from birthmark.measure.records import RunDir, Snapshot
@@ -71,11 +71,11 @@ def test_a_snapshot_is_what_measure_gives_compared_with_step_0(llama, token_batc
 
     train(model, token_batches, each)
     probe = random_probe(61, 10, 8, 0)
-    birth = birth_reference(ForeignModel(copies[0]), probe, 4)
+    birth = birth_reference(HFModel(copies[0]), probe, 4)
     snapshots = RunDir(tmp_path).snapshots()
     assert [snapshot.step for snapshot in snapshots] == [0, 2, 4]
     for snapshot in snapshots:
-        found = measure(ForeignModel(copies[snapshot.step]), probe, birth, batch_size=4)
+        found = measure(HFModel(copies[snapshot.step]), probe, birth, batch_size=4)
         assert snapshot.bias == found.scalars
         assert snapshot.arrays.keys() == found.arrays.keys()
         for name, array in found.arrays.items():
@@ -106,7 +106,7 @@ def test_a_later_recorder_compares_with_the_step_0_that_stands_there(llama, toke
 def test_attached_late_it_leaves_out_what_compares_with_birth(llama, small_probe, tmp_path):
     model, newborn = llama(1), llama(0)
     late = SnapshotRecorder(tmp_path / "late", small_probe).take(model, 7)
-    birth = birth_reference(ForeignModel(newborn), random_probe(61, 10, 8, 0), 4)
+    birth = birth_reference(HFModel(newborn), random_probe(61, 10, 8, 0), 4)
     given = SnapshotRecorder(tmp_path / "given", small_probe, birth=birth).take(model, 7)
     assert given.bias.keys() - late.bias.keys() == COMPARED | {"overlap_10"}
     assert all(given.bias[name] == value for name, value in late.bias.items())
@@ -120,8 +120,8 @@ def test_births_that_can_be_made_again_give_references_and_strangers(llama, smal
     model = llama(9)
     recorder = SnapshotRecorder(tmp_path / "seeds", small_probe, newborn=llama, init_seed=3, tokens_per_step=48)
     found, probe = recorder.take(model, 2), random_probe(61, 10, 8, 0)
-    births = [birth_reference(ForeignModel(llama(seed)), probe, 4) for seed in (3, 4, 5)]
-    assert found.bias == measure(ForeignModel(model), probe, births[0], births[1:], batch_size=4).scalars
+    births = [birth_reference(HFModel(llama(seed)), probe, 4) for seed in (3, 4, 5)]
+    assert found.bias == measure(HFModel(model), probe, births[0], births[1:], batch_size=4).scalars
     assert (found.summary["init_seed"], found.summary["tokens"]) == (3, 96)
     first = recorder.take(model, 0)
     np.testing.assert_array_equal(first.arrays["stranger_mean_prob"], [b.mean_prob for b in births[1:]])
@@ -134,7 +134,7 @@ def test_wrapped_models_are_the_same_model(llama, small_probe, tmp_path):
     model, recorder = llama(), SnapshotRecorder(tmp_path, small_probe)
     plain = recorder.take(model, 0)
     assert recorder.take(torch.compile(model), 1).bias == plain.bias
-    assert recorder.take(ForeignModel(model), 2).bias == plain.bias
+    assert recorder.take(HFModel(model), 2).bias == plain.bias
     ours = born(ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=24), 0)
     assert SnapshotRecorder(tmp_path / "ours", small_probe).take(torch.compile(ours), 0).bias["drift"] == pytest.approx(
         1
@@ -145,7 +145,7 @@ def test_a_text_probe_stands_beside_the_random_one(llama, small_probe, tmp_path)
     text = np.arange(24).reshape(3, 8)
     model = llama()
     found = SnapshotRecorder(tmp_path, small_probe, probes={"text": text}).take(model, 0)
-    alone = measure(ForeignModel(model), text, batch_size=4).scalars
+    alone = measure(HFModel(model), text, batch_size=4).scalars
     assert {name: found.summary["bias_text"][name] for name in alone} == alone
     np.testing.assert_array_equal(
         found.arrays["text.sink_mass"], Snapshot.read(RunDir(tmp_path).snapshot(0)).arrays["text.sink_mass"]

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from birthmark.errors import UsageError
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.models.attention.fused.backends import over_heads
 
 transformers.logging.set_verbosity_error()
@@ -111,7 +111,7 @@ def first_state(model):
 def found(model):
     """The block, from 0, whose attention is refused; None where none is."""
     try:
-        ForeignModel(model).unseen()
+        HFModel(model).unseen()
     except UsageError as error:
         return int(re.search(r"after the attention of block (\d+), by \S+ times what rounding in ", str(error))[1]) - 1
     return None
@@ -145,7 +145,7 @@ def test_a_pass_that_is_another_one_outside_of_the_attention_is_refused_by_its_l
 
     model.model.layers[-1].mlp.register_forward_hook(scaled)
     with pytest.raises(UsageError, match=r"first differs in the logits, by \S+ times what rounding in"):
-        ForeignModel(model).unseen()
+        HFModel(model).unseen()
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])
@@ -156,4 +156,4 @@ def test_rounding_that_sends_a_token_to_another_expert_is_no_difference(name, fa
         for module_name, parameter in model.named_parameters():
             if "mlp.gate.weight" in module_name:
                 parameter.mul_(0.01)
-    assert all(place.place != "attention" for place in ForeignModel(model).unseen())
+    assert all(place.place != "attention" for place in HFModel(model).unseen())

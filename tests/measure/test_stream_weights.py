@@ -8,7 +8,7 @@ import torch
 
 from birthmark.errors import UsageError
 from birthmark.measure import stream_weights as stream_reading
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.stream_weights import gains_before, stream_weights
 from birthmark.metrics.matched_weights import compare_weights
 from birthmark.models.birth import born
@@ -51,7 +51,7 @@ def test_an_exported_model_is_its_decoder(enliven, tmp_path):
     model = decoder(enliven, mlp="swiglu")
     save_pretrained(model, tmp_path)
     ours = stream_weights(model)
-    theirs = stream_weights(ForeignModel(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)))
+    theirs = stream_weights(HFModel(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)))
     for name, table in ours.tables.items():
         np.testing.assert_allclose(theirs.tables[name], table, rtol=1e-5)
     for block in ("blocks.0.", "blocks.1."):
@@ -87,18 +87,18 @@ def test_more_units_and_tokens_than_are_read_are_thinned_out(enliven, monkeypatc
 )
 def test_the_norm_before_a_map_is_found_whatever_the_family_calls_it(family_model, family, norm, plus, final):
     model = family_model(family)
-    gains, head = gains_before(ForeignModel(model))
+    gains, head = gains_before(HFModel(model))
     base = model.base_model
     blocks = getattr(base, "layers", None) or base.h
     assert sorted(gains) == ([] if norm is None else [1, 2])
     for layer, gain in gains.items():
         torch.testing.assert_close(gain, blocks[layer - 1].get_submodule(norm).weight + plus, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(head, model.get_submodule(final).weight + plus, atol=1e-4, rtol=1e-4)
-    found = stream_weights(ForeignModel(model))
+    found = stream_weights(HFModel(model))
     sizes = {len(units) for name, units in found.units.items() if name.endswith("mlp")}
     assert sizes == {128 if family == "gpt_neo" else 48}
 
 
 def test_tables_of_another_width_than_the_stream_are_one_line(family_model):
     with pytest.raises(UsageError, match="embeddings of width 16, its residual stream 32: the null matched aligns"):
-        stream_weights(ForeignModel(family_model("opt post-norm, narrow table")))
+        stream_weights(HFModel(family_model("opt post-norm, narrow table")))

@@ -12,7 +12,7 @@ from birthmark.errors import UsageError
 from birthmark.models import decoder
 from birthmark.models.attention import attention
 from birthmark.models.birth import born
-from birthmark.models.changes.coordinates import Rotation, check_channels, check_known_gate
+from birthmark.models.changes.coordinates import Rotation, check_channels, check_gate_kind
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.norms import cast_once, rms_norm
 from birthmark.plan.rehearsal import as_on
@@ -210,7 +210,7 @@ def test_changes_that_a_scale_and_a_tanh_do_not_let_pass_are_refused():
         ModelConfig(norm="dyt", norm_scale=True)
     with pytest.raises(UsageError, match=r"rotate: model.norm dyt bends each channel by itself"):
         Rotation().check(ModelConfig(norm="dyt"))
-    for check in (check_channels, check_known_gate):
+    for check in (check_channels, check_gate_kind):
         with pytest.raises(UsageError, match=r"rotate: model.norm_scale multiplies channels"):
             check(ModelConfig(norm_scale=True), "rotate")
 
@@ -220,6 +220,6 @@ def test_a_gate_of_no_norm_and_of_no_rank_is_refused():
         ModelConfig(norm="none", norm_gate=2)
     with pytest.raises(UsageError, match="norm_gate is 0: give at least 1"):
         ModelConfig(norm_gate=0)
-    for check in (check_channels, check_known_gate):
+    for check in (check_channels, check_gate_kind):
         with pytest.raises(UsageError, match=r"rotate: model.norm_gate 2 reads what norms give"):
             check(ModelConfig(norm_gate=2), "rotate")

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from birthmark.audit.checkpoint import _open_ours
+from birthmark.audit.checkpoint import _open_run_checkpoint
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
 from birthmark.models.tensor_shards import full_shape, full_tensor, shard_of
@@ -132,7 +132,7 @@ def test_a_sharded_birth_is_the_unsharded_one(mesh, sharded_births):
 @pytest.mark.parametrize("saved", [name for name, (sizes, _) in COLUMNS.items() if sizes != [3]])
 def test_a_checkpoint_of_column_shards_is_read_whole_and_by_the_audit(saved, sharded_births):
     folder, model = sharded_births[1] / saved, born(ModelConfig(**CONFIG), 4)
-    stored, files = CheckpointFolder(folder).tensors, _open_ours(folder)
+    stored, files = CheckpointFolder(folder).tensors, _open_run_checkpoint(folder)
     for name, parameter in model.named_parameters():
         tensor, flat = stored[f"state_dict/model.{name}"], parameter.detach().flatten()
         assert torch.equal(tensor.whole(), parameter)

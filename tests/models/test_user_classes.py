@@ -10,7 +10,13 @@ import yaml
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.models import user_classes
-from birthmark.models.user_classes import VARIABLE, import_own, name_own_code, note_code_of_run, own_code_for_children
+from birthmark.models.user_classes import (
+    VARIABLE,
+    import_user_class,
+    name_user_code,
+    note_code_of_run,
+    user_code_for_children,
+)
 
 ARM = """
 from pathlib import Path
@@ -52,14 +58,14 @@ def forget():
 
 def test_what_a_person_names_comes_from_the_working_folder_after_what_is_installed(folder, monkeypatch):
     path = list(sys.path)
-    name_own_code({"model": {"attention": {"gate": "placed_arm:PLACE"}}})
-    assert import_own("placed_arm:PLACE", "gate") == "working folder"
+    name_user_code({"model": {"attention": {"gate": "placed_arm:PLACE"}}})
+    assert import_user_class("placed_arm:PLACE", "gate") == "working folder"
     assert sys.path == path
     forget()
     (folder / "installed").mkdir()
     (folder / "installed/placed_arm.py").write_text("PLACE = 'installed'")
     monkeypatch.setattr(sys, "path", [str(folder / "here"), *sys.path, str(folder / "installed")])
-    assert import_own("placed_arm:PLACE", "gate") == "installed"
+    assert import_user_class("placed_arm:PLACE", "gate") == "installed"
 
 
 def test_what_a_run_alone_names_comes_from_named_folders(folder, monkeypatch):
@@ -70,10 +76,10 @@ def test_what_a_run_alone_names_comes_from_named_folders(folder, monkeypatch):
     for first in (os.curdir, "", str(folder / "here")):
         monkeypatch.setattr(sys, "path", [first, *sys.path] if first != os.curdir else list(sys.path))
         with pytest.raises(UsageError, match=refused):
-            import_own("placed_arm:PLACE", "metrics")
+            import_user_class("placed_arm:PLACE", "metrics")
         assert "placed_arm" not in sys.modules
     monkeypatch.setenv(VARIABLE, f"/nowhere{os.pathsep}.")
-    assert import_own("placed_arm:PLACE", "metrics") == "working folder"
+    assert import_user_class("placed_arm:PLACE", "metrics") == "working folder"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +93,8 @@ def test_what_a_run_alone_names_comes_from_named_folders(folder, monkeypatch):
 )
 def test_naming_it_again_is_enough(folder, said):
     note_code_of_run("placed_arm:PLACE")
-    name_own_code(said)
-    assert import_own("placed_arm:PLACE", "metrics") == "working folder"
+    name_user_code(said)
+    assert import_user_class("placed_arm:PLACE", "metrics") == "working folder"
 
 
 @pytest.mark.parametrize(
@@ -96,17 +102,17 @@ def test_naming_it_again_is_enough(folder, said):
 )
 def test_another_name_is_another_one(folder, said):
     note_code_of_run("placed_arm:PLACE")
-    name_own_code([said])
+    name_user_code([said])
     with pytest.raises(UsageError, match="the run's config names it"):
-        import_own("placed_arm:PLACE", "metrics")
+        import_user_class("placed_arm:PLACE", "metrics")
 
 
 def test_children_may_import_what_a_person_named_to_their_parent(folder, monkeypatch):
-    assert own_code_for_children() == {}
-    name_own_code("placed_arm:PLACE")
-    assert own_code_for_children() == {VARIABLE: str(folder / "here")}
+    assert user_code_for_children() == {}
+    name_user_code("placed_arm:PLACE")
+    assert user_code_for_children() == {VARIABLE: str(folder / "here")}
     monkeypatch.setenv(VARIABLE, "..")
-    assert own_code_for_children()[VARIABLE].split(os.pathsep)[1] == str(folder / "here")
+    assert user_code_for_children()[VARIABLE].split(os.pathsep)[1] == str(folder / "here")
 
 
 def test_opening_a_run_runs_nothing_beside_it_and_ones_own_goes_on(folder, tiny, no_page, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from birthmark.report.pictures.labels import text_width
 from birthmark.report.pictures.layers_and_heads import draw_head_maps
 from birthmark.report.pictures.saving import to_svg
 from birthmark.report.pictures.several_models import draw_matrix, draw_model_matrices
-from birthmark.report.pictures.style import our_style
+from birthmark.report.pictures.style import figure_style
 from birthmark.report.pictures.token_ranks import TokenPath, draw_rank_paths
 
 
@@ -34,7 +34,7 @@ def figures():
 @pytest.mark.heavy
 def test_nothing_is_clipped_and_no_labels_of_neighbours_overlap():
     for number, figure in enumerate(figures()):
-        with our_style():
+        with figure_style():
             figure.set_dpi(144)  # at 72 letters have whole pixels' widths
             FigureCanvasAgg(figure)
             figure.get_layout_engine().execute(figure)

@@ -19,7 +19,7 @@ def test_weights_in_a_gguf_file_are_loaded_by_its_name_and_the_tokenizer_too():
     ):
         assert line in card.splitlines()
     assert "after 3 steps of training" in card
-    alone = model_card("m", CONFIG, 3, RunFacts(), gguf_file="model.gguf", gguf_is_theirs=False, has_tokenizer=True)
+    alone = model_card("m", CONFIG, 3, RunFacts(), gguf_file="model.gguf", hf_reads_gguf=False, has_tokenizer=True)
     assert "llama.cpp, and what is built on it, loads `model.gguf`" in alone
     assert "library_name: llama.cpp" in alone.splitlines()
     assert "from_pretrained" not in alone

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from birthmark.data.probes import random_probe
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.hidden_states import FingerprintProbe
 from birthmark.metrics.matched_weights import StreamWeights
 from birthmark.metrics.seedprint import HiddenStates
@@ -192,7 +192,7 @@ def test_matrices_and_states_of_models_of_transformers(bench, theirs):
     probe = FingerprintProbe(n_inputs=12, seq_len=5)
     tokens_NT = torch.from_numpy(random_probe(40, 12, 5, 0))
     for model in theirs:
-        found = bench("evidence").gather("theirs", ForeignModel(model), probe)
+        found = bench("evidence").gather("theirs", HFModel(model), probe)
         states = model(tokens_NT, output_hidden_states=True).hidden_states
         np.testing.assert_allclose(found.states_LND[0], states[1][:, -1], atol=1e-6)
         np.testing.assert_allclose(found.final.x_ND, states[-1][:, -1], atol=1e-5)
@@ -207,5 +207,5 @@ def test_matrices_and_states_of_models_of_transformers(bench, theirs):
         assert (gates is not None) == (model.config.model_type == "qwen2") == (block.gate is not None)
     gpt2 = theirs[1].transformer.h[1].attn.c_attn.weight
     np.testing.assert_array_equal(
-        bench("evidence").gather("gpt2", ForeignModel(theirs[1]), probe).blocks[1].k, gpt2[:, 16:32].T
+        bench("evidence").gather("gpt2", HFModel(theirs[1]), probe).blocks[1].k, gpt2[:, 16:32].T
     )

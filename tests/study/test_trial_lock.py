@@ -18,10 +18,10 @@ from birthmark.study.trial_lock import (
     Failed,
     add_failure,
     claim,
+    failed_runs,
     failures_of,
     lock_of,
     owner_of,
-    told,
     tries_file,
 )
 from birthmark.study.trials import chosen_trial
@@ -144,11 +144,11 @@ def test_a_trial_is_chosen_by_name_or_place(trials):
 
 
 def test_failed_starts_are_told_in_the_order_of_the_trials(trials):
-    assert told(trials) == ""
+    assert failed_runs(trials) == ""
     tries_file(trials[0]).parent.mkdir(parents=True)
     for reason in ("no space left", "killed\u2028by SIGKILL"):
         add_failure(trials[0], Failed(1, reason))
-    assert told(trials) == "Failed starts: plain/seed-0 2 times, not finished (last: killed\u2028by SIGKILL)."
+    assert failed_runs(trials) == "Failed starts: plain/seed-0 2 times, not finished (last: killed\u2028by SIGKILL)."
     for damaged in (b'{"status": 1}\n', b'{"status": 1e999, "reason": ""}\n', b"\xff\n", b"[" * 9999 + b"\n"):
         tries_file(trials[0]).write_bytes(damaged)
         with pytest.raises(RunError, match=r"failed\.jsonl.*(line 1 is damaged|UTF-8)"):

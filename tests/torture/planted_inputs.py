@@ -55,7 +55,7 @@ def no_seal() -> None:
     """A reader that takes a config as it is."""
     import birthmark.trainer.saved_config
 
-    birthmark.trainer.saved_config.check_own_config = lambda file: None
+    birthmark.trainer.saved_config.check_saved_config = lambda file: None
 
 
 def unpickles() -> None:

@@ -18,8 +18,8 @@ from ...data.probes import bos_controls, passage_probe, random_probe, text_ids
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
 from ...measure.config import FEWEST_SEQUENCES, SnapshotConfig
-from ...measure.foreign import ForeignModel
 from ...measure.gradients import measure_gradients, with_gradients
+from ...measure.hf import HFModel
 from ...measure.measurement import BirthReference, Measurement, birth_reference, measure
 from ...measure.recorder import add_probe, snapshot_of
 from ...measure.records import RunDir, Snapshot
@@ -30,7 +30,7 @@ from ...models.decoder import Decoder
 from ...models.exchange.gguf_model import kinds_of
 from ..config_file import read_config
 from ..devices import device
-from .model_names import AnySource, ModelSource, SourceWithBirth, open_source, open_source_with_birth, their_folder_of
+from .model_names import AnySource, ModelSource, SourceWithBirth, hf_folder_of, open_source, open_source_with_birth
 from .texts import data_of_run
 
 #: The step of a model whose training is not known.
@@ -43,9 +43,9 @@ class LoadedModel:
 
     name: str
     """Name, as the user gave it."""
-    model: Decoder | ForeignModel
+    model: Decoder | HFModel
     """Model ready to run; a model of ``transformers`` that our decoder cannot be is wrapped, as ``model.model``."""
-    newborn: Callable[[], Decoder | ForeignModel] | None
+    newborn: Callable[[], Decoder | HFModel] | None
     """Function that re-creates the model's birth, if that is known."""
     step: int
     """Optimizer steps that it has been trained for; `UNKNOWN_STEP` where that is not known."""
@@ -53,7 +53,7 @@ class LoadedModel:
     """``tokenizers`` JSON of the text that it reads, if it has one."""
     run: Path | None = None
     """Run of the model, if it belongs to one."""
-    stranger: Callable[[int], Decoder | ForeignModel] | None = None
+    stranger: Callable[[int], Decoder | HFModel] | None = None
     """The n-th birth, from 1, of the same config from another seed; where that is known."""
     stored_kinds: Mapping[str, int] = field(default_factory=dict)
     """Types of storage in a GGUF model: type → number of tensors; empty of any other."""
@@ -90,7 +90,7 @@ def load_named(
     """
     native = open_source_with_birth(name)
     if native is None:
-        return _load_foreign(name, dtype, trust_remote_code, tell)
+        return _load_hf(name, dtype, trust_remote_code, tell)
     model = native.load().to(dtype)
     return LoadedModel(
         name,
@@ -103,9 +103,9 @@ def load_named(
     )
 
 
-def _load_foreign(name: str, dtype: torch.dtype, trust_remote_code: bool, tell: Callable[[str], object]) -> LoadedModel:
+def _load_hf(name: str, dtype: torch.dtype, trust_remote_code: bool, tell: Callable[[str], object]) -> LoadedModel:
     """Load a folder of transformers, a GGUF file or a hub id through the library."""
-    found = their_folder_of(name, trust_remote_code, tell)
+    found = hf_folder_of(name, trust_remote_code, tell)
     return LoadedModel(
         name, found.load(dtype), None, UNKNOWN_STEP, found.tokenizer, stored_kinds=kinds_of(found.folder)
     )
@@ -184,7 +184,7 @@ def text_of_run(loaded: LoadedModel, settings: SnapshotConfig, tell: Callable[[s
         return None
 
 
-def is_own_birth(loaded: LoadedModel) -> bool:
+def is_birth_itself(loaded: LoadedModel) -> bool:
     """Return True if a model is at step 0 and comes by block: its reference is then computed in its own pass."""
     return isinstance(loaded.model, DecoderByBlock) and loaded.step == 0
 
@@ -207,7 +207,7 @@ def _no_progress(n_blocks: int) -> Iterator[Callable[[int], object]]:
 
 
 @contextmanager
-def _blocks_counted(model: Decoder | ForeignModel, advance: Callable[[int], object]) -> Iterator[None]:
+def _blocks_counted(model: Decoder | HFModel, advance: Callable[[int], object]) -> Iterator[None]:
     """Call ``advance`` with 1 after each block in a pass of the model; a pass that only inspects it does not count."""
     if isinstance(model, DecoderByBlock):
         model.streaming.advance = advance
@@ -274,20 +274,20 @@ def measure_loaded(
         text_NT = None if text is None else text.tokens_NT
         by_probe |= {name: TextProbe(probe) for name, probe in bos_controls(tokenizer, probe_NT, text_NT).items()}
     # One pass through the blocks is enough if the model is compared with itself.
-    own_birth = is_own_birth(loaded)
-    n_births = (loaded.newborn is not None and not own_birth) + n_strangers
+    is_newborn = is_birth_itself(loaded)
+    n_births = (loaded.newborn is not None and not is_newborn) + n_strangers
     passes = ["random"] * n_births + [*by_probe]
     batches = [1 if by_block else ceil(len(by_probe[name].tokens_NT) / settings.on_any_device) for name in passes]
     start = time.perf_counter()
     with progress(sum(batches) * model.config.n_layers) as advance:
 
-        def reference(born: Decoder | ForeignModel) -> BirthReference:
+        def reference(born: Decoder | HFModel) -> BirthReference:
             # Models by block keep only their current block on a device.
             here = born if isinstance(born, DecoderByBlock) else born.to(next(model.parameters()).device)
             with _blocks_counted(here, advance):
                 return birth_reference(here, probe_NT, settings.on_any_device)
 
-        birth = None if loaded.newborn is None or own_birth else reference(loaded.newborn())
+        birth = None if loaded.newborn is None or is_newborn else reference(loaded.newborn())
         numbers = range(1, n_strangers + 1)
         strangers = [] if loaded.stranger is None else [reference(loaded.stranger(n)) for n in numbers]
         found: dict[str, Measurement] = {}
@@ -304,9 +304,9 @@ def measure_loaded(
                         # Metrics of yours read the probes that were asked for.
                         metrics=[*settings.metrics, *metrics] if name in ("random", "text") else [],
                         documents_NT=probe.documents_NT,
-                        own_birth=own_birth and birth is None,
+                        is_newborn=is_newborn and birth is None,
                     )
-                    if own_birth and birth is None:
+                    if is_newborn and birth is None:
                         arrays = found[name].arrays
                         birth = BirthReference(arrays["mean_direction"], arrays["mean_prob"])
                 if settings.gradients and not isinstance(model, DecoderByBlock):

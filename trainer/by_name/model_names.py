@@ -13,7 +13,7 @@ import torch
 
 from ...errors import RunError, UsageError
 from ...files import read_json
-from ...measure.foreign import ForeignConfig, ForeignModel
+from ...measure.hf import HFConfig, HFModel
 from ...measure.records import RunDir, step_of
 from ...models.adapters import base_digest, is_adapter
 from ...models.by_block import BlockWeights
@@ -28,9 +28,9 @@ from ..checkpoints.stored_tensors import CheckpointFolder, load_into
 from ..config import RunConfig
 from ..config_file import read_config
 from ..initial_model import initialize_model
+from .hf_folder import HFFolder, find_hf_folder
 from .names import read_name
 from .shipped_configs import nearest_config
-from .transformers_folder import TheirFolder, find_their_folder
 
 
 def load_trained(
@@ -80,9 +80,9 @@ class AnySource:
 
     name: str
     """Name, as the user gave it."""
-    config: ModelConfig | ForeignConfig
+    config: ModelConfig | HFConfig
     """The model."""
-    load: Callable[[], Decoder | ForeignModel]
+    load: Callable[[], Decoder | HFModel]
     """Function that allocates the model and reads or draws its weights."""
     tokenizer: Path | None
     """``tokenizers`` JSON of the text it reads, where it has one."""
@@ -94,7 +94,7 @@ class AnySource:
         """Largest number of tokens that it reads; None without a limit."""
         return self.config.max_seq_len
 
-    def stranger(self, seed: int, on: torch.device | str) -> Decoder | ForeignModel:
+    def stranger(self, seed: int, on: torch.device | str) -> Decoder | HFModel:
         """Return a birth of its config from a seed, if only ``transformers`` can draw it."""
         raise NotImplementedError
 
@@ -110,15 +110,15 @@ class ModelSource(AnySource):
 
 
 @dataclass(frozen=True)
-class ForeignSource(AnySource):
+class HFSource(AnySource):
     """Source of a model of ``transformers`` that does not fit the decoder, or that is in memory."""
 
-    config: ForeignConfig
-    load: Callable[[], ForeignModel]
-    birth: Callable[[int], ForeignModel] | None = None
+    config: HFConfig
+    load: Callable[[], HFModel]
+    birth: Callable[[int], HFModel] | None = None
     """Function that initialises another model as ``transformers`` does, from a seed of torch's."""
 
-    def stranger(self, seed: int, on: torch.device | str) -> ForeignModel:
+    def stranger(self, seed: int, on: torch.device | str) -> HFModel:
         """See :class:`AnySource`."""
         if self.birth is None:
             raise UsageError(f"{self.name}: is in memory, and its births are not known; leave out strangers")
@@ -209,13 +209,11 @@ def open_any_source(
         return native
     with contextlib.suppress(UsageError):
         return open_source(name)
-    found = their_folder_of(name, trust_remote_code, tell)
-    return ForeignSource(
-        name, found.shape(), found.load, found.tokenizer, found.birth, stored_kinds=kinds_of(found.folder)
-    )
+    found = hf_folder_of(name, trust_remote_code, tell)
+    return HFSource(name, found.shape(), found.load, found.tokenizer, found.birth, stored_kinds=kinds_of(found.folder))
 
 
-def their_folder_of(name: str, trust_remote_code: bool, tell: Callable[[str], object]) -> TheirFolder:
+def hf_folder_of(name: str, trust_remote_code: bool, tell: Callable[[str], object]) -> HFFolder:
     """Find the folder or hub id that a name means; notes go to ``tell``.
 
     Raises:
@@ -223,7 +221,7 @@ def their_folder_of(name: str, trust_remote_code: bool, tell: Callable[[str], ob
         RunError: a damaged file.
     """
     try:
-        found = find_their_folder(name, trust_remote_code=trust_remote_code, tell=tell)
+        found = find_hf_folder(name, trust_remote_code=trust_remote_code, tell=tell)
     except UsageError as error:
         raise no_such_model(name, error) from None
     if found.note is not None:

@@ -16,7 +16,7 @@ from ...files import find_folder, user_path
 from ...measure.records import RunDir, step_of
 from ...models.exchange.gguf_header import names_gguf
 from ...models.exchange.hub import is_path
-from ...schema import SEEDS, shown
+from ...schema import SEEDS, quoted
 from .shipped_configs import find_config, shipped_config
 
 #: Kinds of names → the kind in words, for messages.
@@ -139,7 +139,7 @@ def _inside(text: str, folder: Path) -> ModelName | None:
 
 def _is_measured(folder: Path) -> bool:
     run = RunDir(folder)
-    return run.is_foreign and bool(run.snapshot_folders())
+    return run.is_hf and bool(run.snapshot_folders())
 
 
 def _config_file(path: Path, *, is_alone: bool = True) -> Path | None:
@@ -155,7 +155,7 @@ def _config_file(path: Path, *, is_alone: bool = True) -> Path | None:
 def _number(name: str, text: str, what: str) -> int:
     # No step is larger than any seed.
     if not text.isdecimal() or len(text) > len(str(SEEDS[1])) or int(text) > SEEDS[1]:
-        raise UsageError(f"{name}: {shown(text)} is no {what}: give a whole number up to {SEEDS[1]} after the @")
+        raise UsageError(f"{name}: {quoted(text)} is no {what}: give a whole number up to {SEEDS[1]} after the @")
     return int(text)
 
 

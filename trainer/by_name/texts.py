@@ -13,7 +13,7 @@ from ...data.prepare import PreparedData, prepare
 from ...data.probes import passage_probe
 from ...data.tokenizer import TextTokenizer
 from ...errors import UsageError
-from ...measure.foreign import ForeignModel
+from ...measure.hf import HFModel
 from ...measure.records import RunDir
 from ...models.decoder import choose
 from ..config_file import read_config
@@ -72,7 +72,7 @@ def held_out_tokens(source: ModelSource, n_sequences: int, n_tokens: int, path: 
 # Text generation by a model of ``transformers``, a token at a time, with the decoder's way of drawing.
 
 
-def end_tokens(model: ForeignModel) -> frozenset[int]:
+def end_tokens(model: HFModel) -> frozenset[int]:
     """Return the ids that end a text, from the model's configs; there may be several."""
     configs = (model.model.config, getattr(model.model, "generation_config", None))
     found: set[int] = set()
@@ -84,7 +84,7 @@ def end_tokens(model: ForeignModel) -> frozenset[int]:
 
 @torch.no_grad()
 def generate_by_transformers(
-    model: ForeignModel,
+    model: HFModel,
     tokens_BT: Tensor,
     n_tokens: int,
     *,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...files import content_digest
 from ...models.tensor_shards import Runs, TensorShard, shard_of
-from ...schema import Count, SchemaError, Sha256, check, shown
+from ...schema import Count, SchemaError, Sha256, check, quoted
 
 FORMAT = 2
 #: Entry of the checkpoint of a run that trains an adapter: the digest of the model that it is attached to.
@@ -124,7 +124,7 @@ def from_json(value: Any, tensor: Callable[[str], Any]) -> Any:
         "float": (Literal["nan", "inf", "-inf"], float),
     }
     if tag not in builders:
-        raise SchemaError(f"state has {shown(value)}, not one of {', '.join(builders)}")
+        raise SchemaError(f"state has {quoted(value)}, not one of {', '.join(builders)}")
     schema, build = builders[tag]
     check(content, schema, f"{tag} in state")
     return build(content)
@@ -132,7 +132,7 @@ def from_json(value: Any, tensor: Callable[[str], Any]) -> Any:
 
 def _key(pair: list[Any]) -> Any:
     if len(pair) != 2 or not isinstance(pair[0], _PLAIN):
-        raise SchemaError(f"state has {shown(pair)}, not a name and a value")
+        raise SchemaError(f"state has {quoted(pair)}, not a name and a value")
     return pair[0]
 
 

@@ -19,7 +19,7 @@ from ...files import check_tensor_file, content_digest, file_sha256, find_folder
 from ...measure.ranks import rank, world_size
 from ...measure.records import is_step, step_of
 from ...models.tensor_shards import Runs, TensorShard, shard_of
-from ...schema import SchemaError, check, checked, shown
+from ...schema import SchemaError, check, checked, quoted
 from ..processes.joint_failure import raise_on_every_rank
 from .state_file import FORMAT, MEND, STATE, STATES, TENSORS, from_json, runs_of
 from .stored_run import fetch_checkpoint
@@ -92,7 +92,7 @@ class CheckpointFolder:
         content = read_json(path / STATE, dict[str, Any], MEND)
         version = content.get("format")
         if type(version) is not int or version not in STATES:
-            raise RunError(f"{path / STATE}: format {shown(version)}, this version reads 1 and {FORMAT}")
+            raise RunError(f"{path / STATE}: format {quoted(version)}, this version reads 1 and {FORMAT}")
         if version == FORMAT and content.get("sha256") != content_digest(
             {name: value for name, value in content.items() if name != "sha256"}
         ):
@@ -122,13 +122,13 @@ class CheckpointFolder:
             path_below(self.path, name, lambda why: SchemaError(f"files has {why}"))
         for name, facts in self._content.get("tensors", {}).items():
             if unknown := [piece["file"] for piece in facts["pieces"] if piece["file"] not in self.files]:
-                raise SchemaError(f"{shown(name)} is in {shown(unknown[0])}, which is not among files")
+                raise SchemaError(f"{quoted(name)} is in {quoted(unknown[0])}, which is not among files")
             for piece in facts["pieces"]:
                 runs = runs_of(piece)
                 if runs.run < 1 or runs.n % runs.run or runs.stride < runs.run:
-                    raise SchemaError(f"a piece of {shown(name)} has {runs.n} elements in runs of {runs.run}")
+                    raise SchemaError(f"a piece of {quoted(name)} has {runs.n} elements in runs of {runs.run}")
             if sum(piece["n"] for piece in facts["pieces"]) != math.prod(facts["shape"]):
-                raise SchemaError(f"the pieces of {shown(name)} do not make up {facts['shape']}")
+                raise SchemaError(f"the pieces of {quoted(name)} do not make up {facts['shape']}")
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Check that all files are there, and that the content of every ``parts``-th is intact.
@@ -200,7 +200,7 @@ class CheckpointFolder:
 
         def tensor(name: str) -> Any:
             if name not in self.tensors:
-                raise SchemaError(f"state has the tensor {shown(name)}, which is not among tensors")
+                raise SchemaError(f"state has the tensor {quoted(name)}, which is not among tensors")
             return value(self.tensors[name])
 
         with self._damage():

@@ -57,7 +57,7 @@ def _unwritable(path: Path, error: object) -> RunError:
     return RunError(f"{path}: cannot be written ({error}); the checkpoints before it are intact")
 
 
-def _is_ours(shard: TensorShard) -> bool:
+def _is_held(shard: TensorShard) -> bool:
     """Return True if this rank writes a shard: one of its replicas does, and rank 0 writes a tensor without
     elements.
     """
@@ -210,11 +210,11 @@ class BackgroundWriter:
             RunError: the checkpoint before, or without ``asynchronous`` this one, could not be written.
             TypeError: something is neither a tensor nor plain data; nothing is written.
         """
-        finish = self.finish if shared else self._finish_own
+        finish = self.finish if shared else self._finish_alone
         finish()
         found: dict[str, TensorShard] = {}
         tree = to_json(checkpoint, "", found)
-        mine = {name: piece for name, piece in found.items() if not shared or _is_ours(piece)}
+        mine = {name: piece for name, piece in found.items() if not shared or _is_held(piece)}
         copies, copied = self._copy(mine)
         self._writing = _Write(
             path,
@@ -269,7 +269,7 @@ class BackgroundWriter:
                 writing.drop()
             raise
 
-    def _finish_own(self) -> None:
+    def _finish_alone(self) -> None:
         writing, self._writing = self._writing, None
         if writing is not None and (error := writing.join()) is not None:
             writing.drop()
@@ -290,4 +290,4 @@ class BackgroundWriter:
 
     def teardown(self) -> None:
         """Wait for unfinished writes of this process, if nothing else has: see :meth:`finish`."""
-        self._finish_own()
+        self._finish_alone()

@@ -184,7 +184,7 @@ def _in_time(act: Callable[[], T], otherwise: T) -> T:
 
 
 @dataclass
-class _Own:
+class _SelfCheck:
     """Findings of the thread that checks its own process."""
 
     place: Place
@@ -201,7 +201,7 @@ class _Watch:
         self.rank, self.n_ranks = (process.rank, process.world_size) if process is not None else (0, 1)
         self.interval = min(5.0, max(0.1, timeout_s / 8))
         self._main = threading.get_ident()
-        self._own = _Own(progress.place)
+        self._own = _SelfCheck(progress.place)
         self._beats, self._exchanges = count(), 0
         self._of_rank_0: Place | None = None
         self._over, self._ending = threading.Event(), threading.Lock()
@@ -242,7 +242,7 @@ class _Watch:
             seconds = clock.seconds - moved
             stack = self._stack() if seconds > PHASES[place.phase] * self.timeout_s else None
             late = stack is not None and not _in_debugger(stack)
-            self._own = _Own(place, seconds, late, 0 if stack is None else _waiting(stack))
+            self._own = _SelfCheck(place, seconds, late, 0 if stack is None else _waiting(stack))
             if self.n_ranks == 1 and late:
                 self._show(0, self._stack_text())
                 self._end(self._line(Fault((0,), silent=False), [self._now(0)], [0.0]), [])
@@ -261,7 +261,7 @@ class _Watch:
         return "".join(traceback.format_list(self._stack()[-_FRAMES:]))
 
     def _now(self, beat: int, left: bool = False) -> Post:
-        own = self._own if self._own.place == self.progress.place else _Own(self.progress.place)
+        own = self._own if self._own.place == self.progress.place else _SelfCheck(self.progress.place)
         return Post(beat, *own.place, own.seconds, own.late, own.waiting, left)
 
     # ---------------------------------------------------------------- the others

@@ -130,7 +130,7 @@ def context_problems(size: int, compiled: str, model: ModelConfig) -> list[str]:
     found += [
         f"trainer.context_parallel is {size}, but model.attention.{part} {name} is a class of your own, which may look "
         "at a whole sequence: leave one of them out"
-        for part, name in attention.own_parts.items()
+        for part, name in attention.user_parts.items()
     ]
     if compiled != "no":
         found.append(

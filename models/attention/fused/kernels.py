@@ -42,7 +42,7 @@ def trains_on_cpu(*tensors: Tensor) -> bool:
     return wanted and runs_on(tensors[0]) == "cpu" and not torch.compiler.is_compiling()
 
 
-def _of_our_own(q: Tensor, causal: bool = True) -> bool:
+def _runs_c_kernel(q: Tensor, causal: bool = True) -> bool:
     return causal and runs_on(q) == "cpu" and q.dtype == torch.bfloat16
 
 
@@ -50,7 +50,7 @@ def causal_bf16(q: Tensor, k: Tensor, v: Tensor, scale: float, wants_sums: bool)
     """Run causal attention in bf16 on a CPU; return the output ``[B, H, T, V]`` and, on request, in float32 ``[B, H,
     T]``, the log-sum-exp of each query's scores and the sum of its squared weights.
     """
-    kernel = native.causal_tiles if native.is_here() else causal_blocks
+    kernel = native.causal_tiles if native.is_built() else causal_blocks
     return kernel(q, k, v, scale, wants_sums)
 
 
@@ -78,7 +78,7 @@ def attention_with_lse(
 
     Both carry gradients. The log-sum-exp is float32 or wider whatever the inputs are.
     """
-    if _of_our_own(q_BHTK, causal):
+    if _runs_c_kernel(q_BHTK, causal):
         return causal_bf16(q_BHTK, k_BGSK, v_BGSK, scale, wants_sums=True)[:2]
     return _fused(q_BHTK, k_BGSK, v_BGSK, scale, causal)
 
@@ -110,7 +110,7 @@ def attention_beside(
         others_BHT: log-sum-exp of the scores of the other keys, float32 or wider.
         value_of_others: joint value of those keys, broadcastable to the output; None: zero.
     """
-    if _of_our_own(q_BHTK):
+    if _runs_c_kernel(q_BHTK):
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
         out, total = set_beside(out, lse, others_BHT)
         if value_of_others is not None:
@@ -127,7 +127,7 @@ def attention_with_squares(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute causal :func:`attention_with_lse`, and each query's sum of squared weights ``Σ_j a²`` ``[B, H, T]``."""
-    if _of_our_own(q_BHTK):
+    if _runs_c_kernel(q_BHTK):
         return causal_bf16(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=True)
     out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
     return out, lse, (visible_lse(q_BHTK, k_BGTK, 2 * scale) - 2 * lse).exp()
@@ -135,7 +135,7 @@ def attention_with_squares(
 
 def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float) -> Tensor:
     """Compute only the output of causal softmax attention, ``[B, H, T, K]``, on the fastest kernel available."""
-    if _of_our_own(q_BHTK) and (native.is_here() or keeps_weights(q_BHTK)):
+    if _runs_c_kernel(q_BHTK) and (native.is_built() or keeps_weights(q_BHTK)):
         return causal_bf16(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=False)[0]
     backend = backend_for(runs_on(q_BHTK), q_BHTK)
     if backend.for_output:
@@ -220,7 +220,7 @@ def visible_attention(
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
     elif backend_for(runs_on(q_BHTK), q_BHTK, window).windows:
         out, lse = _fused(q_BHTK, k_BGTK, v_BGTK, scale, window=window)
-    elif _of_our_own(q_BHTK) and native.is_here():
+    elif _runs_c_kernel(q_BHTK) and native.is_built():
         out, lse, _ = native.causal_tiles(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=False, window=window)
     else:
         out, lse = _windowed(q_BHTK, k_BGTK, v_BGTK, scale, window)
@@ -242,6 +242,6 @@ def visible_lse(
     """Compute only the log-sum-exp of :func:`visible_attention`, ``[B, H, T]``, float32 or wider, differentiable."""
     # The kernels require values, which do not matter to the log-sum-exp.
     v_BGTV = k_BGTK.detach()
-    if _of_our_own(q_BHTK) or backend_for(runs_on(q_BHTK), q_BHTK, window).narrow_values:
+    if _runs_c_kernel(q_BHTK) or backend_for(runs_on(q_BHTK), q_BHTK, window).narrow_values:
         v_BGTV = v_BGTV[..., :_FEW_CHANNELS]
     return visible_attention(q_BHTK, k_BGTK, v_BGTV, scale, window, prefix, documents)[1]

@@ -22,7 +22,7 @@ _SOURCE = Path(__file__).with_name("causal.c")
 
 
 @torch.compiler.assume_constant_result
-def is_here() -> bool:
+def is_built() -> bool:
     """Return True if the kernel runs on this machine; compiles it at the first call."""
     return not why_not()
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[3]
-_HERE = "models.exchange.exported"
+_PACKAGE = "models.exchange.exported"
 
 CONFIGURATION, MODELING = "configuration_birthmark", "modeling_birthmark"
 
@@ -24,12 +24,12 @@ CONFIGURATION, MODELING = "configuration_birthmark", "modeling_birthmark"
 Name = tuple[str, str]
 
 _ROOTS: dict[str, Name] = {
-    CONFIGURATION: (f"{_HERE}.hub_config", "BirthmarkConfig"),
-    MODELING: (f"{_HERE}.hub_model", "BirthmarkForCausalLM"),
+    CONFIGURATION: (f"{_PACKAGE}.hub_config", "BirthmarkConfig"),
+    MODELING: (f"{_PACKAGE}.hub_model", "BirthmarkForCausalLM"),
 }
 #: Parts for training only → their replacements.
 _REPLACED: dict[Name, Name] = {
-    (module, name): (f"{_HERE}.plain_parts", name)
+    (module, name): (f"{_PACKAGE}.plain_parts", name)
     for module, name in (
         ("models.attention.normalisers", "FusedSoftmax"),
         ("models.attention.aggregation", "build_part"),

@@ -32,7 +32,7 @@ class CachedLayer(LayerCache):
         return k_BGSK[:, :, : self.length], v_BGSK[:, :, : self.length]
 
 
-class Shown:
+class KeptTensors:
     """Observer that keeps the tensors for ``output_hidden_states`` and ``output_attentions``."""
 
     def __init__(self, wants_attentions: bool) -> None:
@@ -153,7 +153,7 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("attention_mask with padding: the first positions of this model see one another, pad none")
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         wants_weights = self.config.output_attentions if output_attentions is None else output_attentions
-        shown = Shown(bool(wants_weights)) if wants_states or wants_weights else None
+        shown = KeptTensors(bool(wants_weights)) if wants_states or wants_weights else None
 
         x_BTD, place = model.enter(input_ids, shown, first, documents)
         for i, block in enumerate(model.blocks):

@@ -10,7 +10,7 @@ import torch
 from birthmark.errors import UsageError
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.birth import born
-from birthmark.models.changes.coordinates import check_channels, check_known_gate
+from birthmark.models.changes.coordinates import check_channels, check_gate_kind
 from birthmark.models.config import AttentionConfig, ModelConfig
 
 B, T, D, H, G, K = 2, 7, 24, 4, 2, 6
@@ -86,4 +86,4 @@ def test_what_a_gate_cannot_be_is_one_line():
         check_channels(turned, "rotate")
     by_value = ModelConfig(attention=AttentionConfig(gate="head", gate_input="value"))
     with pytest.raises(UsageError, match=r"the gate of model.attention.gate_input value does not read"):
-        check_known_gate(by_value, "scale_channels")
+        check_gate_kind(by_value, "scale_channels")

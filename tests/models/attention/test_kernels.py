@@ -252,7 +252,7 @@ def bf16_path(request, monkeypatch):
         if why := native.why_not():
             pytest.skip(f"the kernel in C does not run here: {why}")
         return
-    monkeypatch.setattr(native, "is_here", lambda: False)
+    monkeypatch.setattr(native, "is_built", lambda: False)
     monkeypatch.setattr(blocks, "_KEPT", 1 << 30 if request.param == "kept weights" else -1)
 
 
@@ -295,7 +295,7 @@ def test_bf16_attention_equals_the_explicit_matrix(shape, of_values, bf16_path):
 
 def test_the_backward_pass_of_bf16_blocks_fills_no_tensor_as_large_as_the_weights_that_it_kept(monkeypatch):
     """autograd makes zeros of what no gradient comes for, unless it is asked not to."""
-    monkeypatch.setattr(native, "is_here", lambda: False)
+    monkeypatch.setattr(native, "is_built", lambda: False)
     q, k, v, d_out, _ = make((1, 2, 300, 8), dtype=torch.bfloat16)
     ours = leaves(q, k, v)
     out = kernels.causal_attention(*ours, 0.3)

@@ -10,7 +10,7 @@ import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from birthmark.errors import UsageError
-from birthmark.measure.foreign.foreign_model import ForeignModel
+from birthmark.measure.hf.hf_model import HFModel
 from birthmark.measure.measurement import measure
 from birthmark.metrics.quantity import LEVELS
 from birthmark.models.adapter_config import AdapterConfig
@@ -88,7 +88,7 @@ def test_it_is_deepseeks_whole_and_in_pieces(ours):
 
 def test_it_is_measured_as_deepseeks_is(ours):
     tokens = TOKENS_BT.numpy()
-    found, expected = measure(ours, tokens), measure(ForeignModel(theirs_of(ours)), tokens)
+    found, expected = measure(ours, tokens), measure(HFModel(theirs_of(ours)), tokens)
     assert found.scalars.keys() == expected.scalars.keys()
     for name, value in expected.scalars.items():
         assert found.scalars[name] == pytest.approx(value, rel=2e-4, abs=1e-5), name

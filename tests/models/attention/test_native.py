@@ -100,7 +100,7 @@ def test_the_kernel_is_compiled_once_for_a_user(tmp_path, monkeypatch, forgotten
     assert [file.suffix for file in kept] == [".so"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
-    assert native.is_here()
+    assert native.is_built()
 
 
 @runs_here

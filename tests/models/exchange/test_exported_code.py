@@ -26,7 +26,7 @@ from birthmark.models.decoder import generate
 from birthmark.models.exchange.exported.assembly import exported_code
 from birthmark.models.exchange.exported.config_fields import config_of_fields, resolved_fields
 from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained, write_pretrained
-from birthmark.models.exchange.written_layout import layout_of, own_layout
+from birthmark.models.exchange.written_layout import decoder_layout, layout_of
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24, "vocab_size": 61, "max_seq_len": 24}
 #: What configs/studies/sinks.yaml has no arm for.
@@ -286,7 +286,7 @@ def test_a_folder_comes_back_as_the_model_that_it_was(tmp_path):
     for name in ("correlated_estimated", "tied", "in some blocks"):
         config, folder = ARMS[name], tmp_path / name
         ours = born(config, 3)
-        write_pretrained(config, ours.state_dict(), folder, layout=own_layout(config), max_shard_bytes=3000)
+        write_pretrained(config, ours.state_dict(), folder, layout=decoder_layout(config), max_shard_bytes=3000)
         assert resolved_fields(read_pretrained(folder).config) == resolved_fields(config)
         found: dict[str, Tensor] = load_pretrained(folder).state_dict()
         assert found.keys() == ours.state_dict().keys()
@@ -308,7 +308,7 @@ def test_a_folder_comes_back_as_the_model_that_it_was(tmp_path):
 )
 def test_a_wrong_config_is_one_line(tmp_path, change, message):
     config = ModelConfig(**SMALL)
-    content = own_layout(config).config | ({"head_dim": None} if "d_model" in change else {})
+    content = decoder_layout(config).config | ({"head_dim": None} if "d_model" in change else {})
     (tmp_path / "config.json").write_text(json.dumps(content | change))
     with pytest.raises((UsageError, RunError)) as raised:
         read_pretrained(tmp_path)

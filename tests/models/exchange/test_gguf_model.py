@@ -23,7 +23,7 @@ from birthmark.models.exchange.gguf_model import (
 )
 from birthmark.models.exchange.gguf_tensors import READ
 from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained
-from birthmark.trainer.by_name.transformers_folder import find_their_folder
+from birthmark.trainer.by_name.hf_folder import find_hf_folder
 
 D, BLOCKS, HEADS, KV_HEADS, FF, VOCABULARY, LENGTH = 32, 2, 4, 2, 48, 61, 24
 
@@ -140,7 +140,7 @@ def test_every_architecture_that_is_read_is_tried():
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_model_is_the_one_that_transformers_reads(tmp_path, arch):
     file = write_architecture(arch, tmp_path / "model.gguf")
-    ours = find_their_folder(str(file)).load().model
+    ours = find_hf_folder(str(file)).load().model
     kind = type(ours)
     theirs = kind.from_pretrained(
         tmp_path,
@@ -165,7 +165,7 @@ def test_a_model_is_the_one_that_transformers_reads(tmp_path, arch):
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe", "gpt2"])
 def test_our_decoder_is_the_same_model(tmp_path, arch):
     file = write_architecture(arch, tmp_path / "model.gguf")
-    theirs = find_their_folder(str(file)).load().model
+    theirs = find_hf_folder(str(file)).load().model
     tokens_BT = torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     ours = load_pretrained(file).eval()
     torch.testing.assert_close(ours(tokens_BT), theirs(tokens_BT).logits, atol=1e-4, rtol=1e-4)

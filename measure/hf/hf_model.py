@@ -17,7 +17,7 @@ from ...models.config import AttentionConfig
 from ...models.observe import Attended, Observer, Site, Sublayer, Unseen, UnseenPlace
 from ...models.tensor_shards import compute_dtype, full_shape, full_tensor
 from .family_places import EXPERTS, FamilyPlaces, places_of
-from .observed_pass import ChangeAttention, ObservedPass, expert_width, find, weights_here
+from .observed_pass import ChangeAttention, ObservedPass, expert_width, find, weights_in_memory
 from .same_attention import SameAttention, times_of_logits
 
 _NO_ROW = "a model type without a row in Birthmark's table"
@@ -110,7 +110,7 @@ def _why_no_units(block: nn.Module, n_units: int | None, places: FamilyPlaces | 
     return _NO_ROW if places is None else "no dense MLP"
 
 
-# ---------------------------------------------------------------- foreign model
+# ---------------------------------------------------------------- model of transformers
 # Causal language models of ``transformers``, observed at the same named places as the decoder.
 #
 # Attention runs as this package's softmax, whose weights can be read; forward hooks show the residual stream and the
@@ -122,7 +122,7 @@ _LOOK = 64
 
 
 @dataclass(frozen=True)
-class ForeignConfig:
+class HFConfig:
     """Shape of a model of ``transformers``, under the names of ModelConfig."""
 
     model_type: str
@@ -151,7 +151,7 @@ class ForeignConfig:
         return self.max_seq_len
 
 
-class ForeignModel(nn.Module):
+class HFModel(nn.Module):
     """A ``transformers`` model with a language-model head, called and observed like a Decoder.
 
     The model itself is shared, not copied, and unchanged after a pass: hooks and attention are restored.
@@ -177,10 +177,10 @@ class ForeignModel(nn.Module):
         self.__dict__["decoder"] = self.model.get_decoder()  # once among the modules is enough
         head = self.model.get_output_embeddings()
         if head is None:
-            raise self._not_theirs("it has no language-model head")
+            raise self._refusal("it has no language-model head")
         self._blocks = _blocks(self.decoder, config.num_hidden_layers)
         if not self._blocks:
-            raise self._not_theirs(f"no list of {config.num_hidden_layers} blocks in it")
+            raise self._refusal(f"no list of {config.num_hidden_layers} blocks in it")
         devices = {str(where) for where in getattr(self.model, "hf_device_map", {}).values()} - {"cpu", "disk", "meta"}
         if len(devices) > 1:
             raise UsageError(
@@ -346,12 +346,12 @@ class ForeignModel(nn.Module):
             "logits_to_keep": 1 if last_only else 0,
         }
         named = inspect.signature(type(self.model).forward).parameters
-        with _own_forward(self.model):
+        with _forward_without_autocast(self.model):
             output = self.model(input_ids=tokens_BT, **{name: value for name, value in more.items() if name in named})
         logits: Tensor = output.logits
         return logits[:, -1] if last_only else logits
 
-    def _not_theirs(self, why: str) -> UsageError:
+    def _refusal(self, why: str) -> UsageError:
         return UsageError(f"this is not the {self._type} model that transformers has ({why})")
 
 
@@ -361,7 +361,7 @@ def _blocks(decoder: nn.Module, n_layers: int) -> list[nn.Module]:
     return list(next(lists, ()))
 
 
-def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: FamilyPlaces | None) -> ForeignConfig:
+def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: FamilyPlaces | None) -> HFConfig:
     n_heads, d_model = getattr(config, "num_attention_heads", 1), config.hidden_size
     width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or d_model // n_heads
     value_width, ff, limit, parts, n_experts, d_expert = width, 0, None, AttentionConfig(), 0, 0
@@ -386,7 +386,7 @@ def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: Family
         )
     heads = n_heads, d_model, width
     experts = n_experts, d_expert
-    return ForeignConfig(
+    return HFConfig(
         model_type, len(blocks), *heads, ff, config.vocab_size, limit, value_width, *experts, attention=parts
     )
 
@@ -417,13 +417,13 @@ def _mlp_weights(block: nn.Module, places: FamilyPlaces) -> tuple[Tensor, Tensor
 
 def _stored(module: nn.Module) -> Tensor:
     """Return the whole weight of a linear map, in its stored layout."""
-    with weights_here(module):
+    with weights_in_memory(module):
         stored = full_tensor(_weight(module))
         return stored.clone() if hasattr(module, "_hf_hook") else stored
 
 
 @contextmanager
-def _own_forward(model: nn.Module) -> Iterator[None]:
+def _forward_without_autocast(model: nn.Module) -> Iterator[None]:
     """Call the model, within the context, without the autocast that ``accelerate`` puts around its forward, in the
     dtype of its weights.
     """

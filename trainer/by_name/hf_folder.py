@@ -18,7 +18,7 @@ import torch
 
 from ...errors import RunError, UsageError
 from ...files import check_file, one_line, path_below, read_json
-from ...measure.foreign import ForeignConfig, ForeignModel
+from ...measure.hf import HFConfig, HFModel
 from ...models.exchange.gguf_header import kinds_in_words
 from ...models.exchange.gguf_model import GGUF_TENSORS, kinds_of, open_weights
 from ...models.exchange.hub import pretrained_folder
@@ -30,7 +30,7 @@ from ...schema import Bounds
 _FLOATS = {code: name for name, code in FLOATS.items()}
 
 
-class TheirConfig(TypedDict):
+class HFFolderConfig(TypedDict):
     """``config.json`` of any model of ``transformers``: the fields whose numbers allocate memory before a tensor is
     read.
     """
@@ -51,7 +51,7 @@ class TheirConfig(TypedDict):
 
 
 @dataclass(frozen=True)
-class TheirFolder:
+class HFFolder:
     """A folder of a model of ``transformers``, checked; no tensor has been read, and no code of it has run."""
 
     name: str
@@ -68,25 +68,25 @@ class TheirFolder:
         file = self.folder / "tokenizer.json"
         return file if file.is_file() else None
 
-    def shape(self) -> ForeignConfig:
+    def shape(self) -> HFConfig:
         """Return its shape; no weights are allocated."""
         with torch.device("meta"):
-            return ForeignModel(self._newborn()).config
+            return HFModel(self._newborn()).config
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of its parameters by name; no weights are allocated."""
         with torch.device("meta"):
             return {name: tuple(parameter.shape) for name, parameter in self._newborn().named_parameters()}
 
-    def birth(self, seed: int) -> ForeignModel:
+    def birth(self, seed: int) -> HFModel:
         """Initialise a model of its config through ``transformers``, from a seed of torch's generator. The generator is
         restored.
         """
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return ForeignModel(self._newborn())
+            return HFModel(self._newborn())
 
-    def load(self, dtype: torch.dtype = torch.float32) -> ForeignModel:
+    def load(self, dtype: torch.dtype = torch.float32) -> HFModel:
         """Load the model.
 
         Raises:
@@ -107,7 +107,7 @@ class TheirFolder:
                 model, info = loaded
         if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
             raise RunError(f"{self.name}: {missing[0]} is missing or of another shape: its values would be random")
-        return ForeignModel(model)
+        return HFModel(model)
 
     def _from_gguf(self, library: Any, dtype: torch.dtype) -> Any:
         """Return the model and the library's loading report; tensors are dequantised one at a time."""
@@ -153,9 +153,9 @@ def transformers_for(name: str) -> Any:
     return transformers
 
 
-def find_their_folder(
+def find_hf_folder(
     name: str, *, trust_remote_code: bool = False, tell: Callable[[str], object] = lambda line: None
-) -> TheirFolder:
+) -> HFFolder:
     """Find a model of ``transformers`` and check its files.
 
     Args:
@@ -174,7 +174,7 @@ def find_their_folder(
     for file in folder.iterdir():
         if not file.is_dir():
             check_file(file)
-    config = read_json(folder / "config.json", TheirConfig)
+    config = read_json(folder / "config.json", HFFolderConfig)
     code = _code_files(name, config)
     if code and not trust_remote_code and not _is_known(name, config["model_type"]):
         raise UsageError(
@@ -184,7 +184,7 @@ def find_their_folder(
     runs_code = bool(code) and trust_remote_code
     if runs_code:
         tell(f"running code of {name}: {', '.join(_with_imports(folder, code))}")
-    return TheirFolder(name, folder, runs_code, _check_weights(name, folder, config))
+    return HFFolder(name, folder, runs_code, _check_weights(name, folder, config))
 
 
 def _is_known(name: str, model_type: str) -> bool:
@@ -194,7 +194,7 @@ def _is_known(name: str, model_type: str) -> bool:
     return model_type in CONFIG_MAPPING_NAMES
 
 
-def _code_files(name: str, config: TheirConfig) -> list[str]:
+def _code_files(name: str, config: HFFolderConfig) -> list[str]:
     """List the files that ``auto_map`` names for the config and the model, in their order.
 
     Raises:
@@ -227,7 +227,7 @@ def _with_imports(folder: Path, files: list[str]) -> list[str]:
     return list(dict.fromkeys([*files, *imported]))
 
 
-def _check_weights(name: str, folder: Path, config: TheirConfig) -> str | None:
+def _check_weights(name: str, folder: Path, config: HFFolderConfig) -> str | None:
     """Describe the weights' dtypes in a line; RunError for dtypes that cannot be right."""
     if kinds := kinds_of(folder):
         return f"{name}: its weights are stored as {kinds_in_words(kinds)}, and are read as float32"

@@ -40,7 +40,7 @@ N_MASSIVE, N_NEURONS = 10, 10
 N_MOMENT_ROWS = 256
 
 
-class _Ours(Observed):
+class _Builtin(Observed):
     """A built-in metric, under its key in ``metrics/quantities.py``."""
 
     key: ClassVar[str]
@@ -49,7 +49,7 @@ class _Ours(Observed):
         self.name, self.quantities = self.key, METRICS[self.key]
 
 
-class ObservedContraction(_Ours):
+class ObservedContraction(_Builtin):
     """Contraction after attention and after the MLP (definitions §3)."""
 
     key = "contraction"
@@ -79,7 +79,7 @@ class ObservedContraction(_Ours):
         return {"inter": mlp.inter[-1], "intra": mlp.intra[-1]}, arrays
 
 
-class ObservedPreference(_Ours):
+class ObservedPreference(_Builtin):
     """Token preference (definitions §4)."""
 
     key = "preference"
@@ -106,7 +106,7 @@ class ObservedPreference(_Ours):
         return scalars, {"mean_prob": p, "argmax_share": w}
 
 
-class ObservedBirth(_Ours):
+class ObservedBirth(_Builtin):
     """Alignment and persistence: the pass compared with births (definitions §3, §4).
 
     The preference itself is fed by :class:`ObservedPreference`.
@@ -150,7 +150,7 @@ class ObservedBirth(_Ours):
         return scalars, arrays
 
 
-class ObservedSinks(_Ours):
+class ObservedSinks(_Builtin):
     """Attention sinks (definitions §5)."""
 
     key = "sinks"
@@ -197,7 +197,7 @@ class ObservedSinks(_Ours):
         return scalars, arrays
 
 
-class ObservedDocumentSinks(_Ours):
+class ObservedDocumentSinks(_Builtin):
     """Sinks at documents that begin inside a sequence (definitions §5)."""
 
     key = "document_sinks"
@@ -225,7 +225,7 @@ class ObservedDocumentSinks(_Ours):
         return scalars | {name: mean(array) for name, array in arrays.items()}, arrays
 
 
-class ObservedAggregation(_Ours):
+class ObservedAggregation(_Builtin):
     """Positional variance and effective number of tokens (definitions §6)."""
 
     key = "aggregation"
@@ -274,7 +274,7 @@ class ObservedAggregation(_Ours):
         return scalars, arrays
 
 
-class ObservedNeurons(_Ours):
+class ObservedNeurons(_Builtin):
     """Super neurons (definitions §7): every unit's activations, and weights of the units of largest robust z."""
 
     key = "neurons"
@@ -326,7 +326,7 @@ def _loudest(z: np.ndarray) -> np.ndarray:
     return np.argsort(-z, axis=-1, kind="stable")[..., :N_NEURONS]
 
 
-class ObservedStates(_Ours):
+class ObservedStates(_Builtin):
     """Dominance, massive activations and effective rank of the residual stream (definitions §7)."""
 
     key = "states"
@@ -383,7 +383,7 @@ class ObservedStates(_Ours):
         return self.rank.compute() if self.solving is None else self.solving.result()
 
 
-class ObservedLock(_Ours):
+class ObservedLock(_Builtin):
     """QK lock (definitions §7)."""
 
     key = "lock"
@@ -404,7 +404,7 @@ class ObservedLock(_Ours):
         return {"qk_cosine": mean(lock.cosine), "qk_positive": mean(lock.positive)}, arrays
 
 
-OBSERVED: Mapping[str, type[_Ours]] = {
+OBSERVED: Mapping[str, type[_Builtin]] = {
     metric.key: metric
     for metric in (
         ObservedContraction,
@@ -421,17 +421,17 @@ OBSERVED: Mapping[str, type[_Ours]] = {
 """Metrics that are fed here, by their key in ``metrics/quantities.py``."""
 
 
-def our_metrics(setting: Setting, observed: Mapping[str, type[_Ours]] = OBSERVED) -> list[Observed]:
+def builtin_metrics(setting: Setting, observed: Mapping[str, type[_Builtin]] = OBSERVED) -> list[Observed]:
     """Make all built-in metrics, in the order of their declarations; ``observed`` has those that this module feeds."""
     # Sums begin as zeros: on a GPU gigabytes of them are made there, not sent there.
     with setting.device:
         return [
-            observed[key](setting) if key in observed else SelfObserving(_our_source(key, setting), setting)
+            observed[key](setting) if key in observed else SelfObserving(_builtin_source(key, setting), setting)
             for key in METRICS
         ]
 
 
-def _our_source(key: str, setting: Setting) -> MetricSource:
+def _builtin_source(key: str, setting: Setting) -> MetricSource:
     module, _, name = key.partition(":")
     own = getattr(importlib.import_module(f"{_metrics.__name__}.{module}"), name)
     # Settings that a class takes beside the sizes.

@@ -108,10 +108,10 @@ def times_allowed(own: Tensor, observed: Tensor, moved: Tensor) -> float:
         moved: the observed output, with its attention perturbed by rounding.
     """
     rounding = torch.finfo(own.dtype).eps / 2
-    own_TD, observed_TD, moved_TD = (x.double().flatten(0, -2) for x in (own, observed, moved))
+    eager_TD, observed_TD, moved_TD = (x.double().flatten(0, -2) for x in (own, observed, moved))
     # A channel of massive activations counts as much as another.
-    size_D = own_TD.square().mean(0).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-    off_T = ((observed_TD - own_TD) / size_D).norm(dim=1)
+    size_D = eager_TD.square().mean(0).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+    off_T = ((observed_TD - eager_TD) / size_D).norm(dim=1)
     allowed_T = ((moved_TD - observed_TD) / size_D).norm(dim=1) + rounding * (observed_TD / size_D).norm(dim=1)
     finite = off_T.isfinite() & allowed_T.isfinite()
     if not bool(finite.any()):

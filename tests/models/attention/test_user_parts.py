@@ -158,7 +158,7 @@ def test_a_run_ends_before_its_data_are_prepared(here, tiny):
 def test_a_config_is_read_without_importing_anything(here):
     (here / "trap.py").write_text("raise SystemExit('imported')")
     (here / "run.yaml").write_text("model: {attention: {normaliser: 'trap:A'}}")
-    assert read_config(here / "run.yaml").model.attention.own_parts == {"normaliser": "trap:A"}
+    assert read_config(here / "run.yaml").model.attention.user_parts == {"normaliser": "trap:A"}
 
 
 def test_no_code_is_taken_from_a_runs_folder(here, monkeypatch):
@@ -180,7 +180,7 @@ def test_a_config_of_transformers_names_no_code(key, here, their_config):
     except UsageError:
         assert key == "hidden_act"
     else:
-        assert found.attention.own_parts == {}
+        assert found.attention.user_parts == {}
 
 
 def test_it_has_no_counterpart_in_transformers(here):

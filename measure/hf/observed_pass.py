@@ -15,7 +15,7 @@ from ...models.attention.fused.backends import over_heads
 from ...models.attention.normalisers import WeightedSum
 from ...models.observe import Attended, Observer, Sublayer, show_sublayer
 from ...models.tensor_shards import full_shape
-from .attention_scores import OWN_FORWARDS, Attending, ReadMask
+from .attention_scores import REPLACED_METHODS, Attending, ReadMask
 from .family_places import EXPERTS, FamilyPlaces
 
 # ---------------------------------------------------------------- expert units
@@ -50,7 +50,7 @@ def show_expert_units(
         n_positions: T.
     """
     first = "gate_up_proj" if experts.has_gate else "up_proj"
-    with weights_here(experts):
+    with weights_in_memory(experts):
         weight, bias = getattr(experts, first), getattr(experts, f"{first}_bias", None)
         for expert in range(experts.num_experts):
             token_R = (chosen_NK == expert).any(-1).nonzero()[:, 0]
@@ -62,7 +62,7 @@ def show_expert_units(
 
 
 @contextmanager
-def weights_here(module: nn.Module) -> Iterator[None]:
+def weights_in_memory(module: nn.Module) -> Iterator[None]:
     """Bring the module's weights into memory within the context, if ``accelerate`` keeps them elsewhere between
     passes.
     """
@@ -198,7 +198,7 @@ class ObservedPass:
             yield
 
     def _take_over(self, stack: ExitStack) -> None:
-        own = OWN_FORWARDS.get(self.model_type)
+        own = REPLACED_METHODS.get(self.model_type)
         if own is not None and self.places is not None:
             for layer, block in enumerate(self.blocks, start=1):
                 module = block.get_submodule(self.places.attn)

@@ -11,7 +11,7 @@ import transformers
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
-from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.hf import HFModel
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.models.decoder import Decoder
 from birthmark.models.exchange.pretrained import load_pretrained
@@ -28,22 +28,22 @@ def both(enliven):
 
     def both(ours, theirs):
         birth, stranger = (birth_reference(enliven(Decoder(ours.config), seed), PROBE, 4) for seed in (1, 2))
-        return [measure(m, PROBE, birth, [stranger], batch_size=4) for m in (ours, ForeignModel(theirs))]
+        return [measure(m, PROBE, birth, [stranger], batch_size=4) for m in (ours, HFModel(theirs))]
 
     return both
 
 
-def assert_same(native, foreign):
+def assert_same(native, hf_model):
     """Every figure and list. Found: at most 7e-7, and 4e-6 for singular values, which are roots of eigenvalues: the two
     do the same in another order. Ranks agree exactly where no two tokens or units tie to a millionth, as here."""
-    assert native.scalars.keys() == foreign.scalars.keys()
-    assert native.arrays.keys() == foreign.arrays.keys()
+    assert native.scalars.keys() == hf_model.scalars.keys()
+    assert native.arrays.keys() == hf_model.arrays.keys()
     for name, value in native.scalars.items():
-        assert foreign.scalars[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        assert hf_model.scalars[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
     for name, value in native.arrays.items():
-        assert foreign.arrays[name].dtype == value.dtype, name
+        assert hf_model.arrays[name].dtype == value.dtype, name
         atol = 1e-5 * value.max() if name == "singular_values" else 1e-6
-        np.testing.assert_allclose(foreign.arrays[name], value, rtol=1e-5, atol=atol, err_msg=name)
+        np.testing.assert_allclose(hf_model.arrays[name], value, rtol=1e-5, atol=atol, err_msg=name)
 
 
 @pytest.mark.heavy
@@ -65,9 +65,9 @@ def test_mistrals_window_is_ours(family_model, both, their_shape, tmp_path):
     attention = dataclasses.replace(plain.config.attention, window=6)
     ours = Decoder(dataclasses.replace(plain.config, attention=attention))
     ours.load_state_dict(plain.state_dict())
-    native, foreign = both(ours, theirs)
-    assert_same(native, foreign)
-    assert (foreign.arrays["n_eff"] <= 6.001).all()
+    native, hf_model = both(ours, theirs)
+    assert_same(native, hf_model)
+    assert (hf_model.arrays["n_eff"] <= 6.001).all()
 
 
 # ---------------------------------------------------------------- nothing is left behind
@@ -95,14 +95,14 @@ def test_a_measurement_leaves_no_trace(attention, family_model):
     model(tokens).logits.logsumexp(-1).mean().backward()
     gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     before, random = state_of(model), torch.get_rng_state()
-    first = measure(ForeignModel(model), PROBE).scalars
+    first = measure(HFModel(model), PROBE).scalars
     assert state_of(model) == before
     assert torch.equal(torch.get_rng_state(), random)
     for p, gradient in zip(model.parameters(), gradients, strict=True):
         assert (p.grad is None) == (gradient is None)
         assert gradient is None or torch.equal(p.grad, gradient)
     assert model(tokens).logits.requires_grad
-    assert measure(ForeignModel(model), PROBE).scalars == first
+    assert measure(HFModel(model), PROBE).scalars == first
 
 
 def test_a_pass_that_fails_leaves_no_trace_and_nan_is_named_by_its_place(their_model):
@@ -111,28 +111,28 @@ def test_a_pass_that_fails_leaves_no_trace_and_nan_is_named_by_its_place(their_m
         model.transformer.h[1].mlp.c_proj.weight[0, 0] = torch.nan
     before = state_of(model)
     with pytest.raises(RunError, match="the residual stream after the MLP of block 2"):
-        measure(ForeignModel(model), PROBE)
+        measure(HFModel(model), PROBE)
     assert state_of(model) == before
 
 
 def test_without_a_birth_what_needs_one_is_absent(their_model):
-    foreign = ForeignModel(their_model("llama"))
-    birth = birth_reference(foreign, PROBE, 4)
-    full, bare = measure(foreign, PROBE, birth, []), measure(foreign, PROBE)
+    hf_model = HFModel(their_model("llama"))
+    birth = birth_reference(hf_model, PROBE, 4)
+    full, bare = measure(hf_model, PROBE, birth, []), measure(hf_model, PROBE)
     absent = {"alignment", "drift", "energy_share", "energy_share_chance", "rank_persistence", "kendall_tau", "rbo"}
     assert full.scalars.keys() - bare.scalars.keys() == absent | {"overlap_10"}
     strange = {"alignment_stranger", "rank_persistence_stranger"}
     assert full.arrays.keys() - bare.arrays.keys() == {"alignment", "drift", "energy_share"} | strange
     assert all(full.scalars[name] == value for name, value in bare.scalars.items())
     # Strangers alone can be compared with.
-    beside = measure(foreign, PROBE, None, [birth])
+    beside = measure(hf_model, PROBE, None, [birth])
     assert beside.scalars["alignment_stranger"] == pytest.approx(abs(full.scalars["alignment"]))
     assert "alignment" not in beside.scalars
 
 
 def test_bf16_is_measured_too(their_model):
     theirs = their_model("qwen3")
-    found, rounded = (measure(ForeignModel(m), PROBE).scalars for m in (theirs, theirs.to(torch.bfloat16)))
+    found, rounded = (measure(HFModel(m), PROBE).scalars for m in (theirs, theirs.to(torch.bfloat16)))
     for name in ("sink_mass", "inter", "n_eff", "entropy"):
         assert rounded[name] == pytest.approx(found[name], rel=0.02, abs=0.02), name
 
@@ -145,10 +145,10 @@ def test_weights_that_accelerate_keeps_elsewhere_are_fetched_block_by_block(name
     import accelerate
 
     model = their_model(name)
-    whole = measure(ForeignModel(model), PROBE)
+    whole = measure(HFModel(model), PROBE)
     accelerate.cpu_offload(model, execution_device="cpu")
     assert all(p.is_meta for p in model.parameters())
-    apart = measure(ForeignModel(model), PROBE)
+    apart = measure(HFModel(model), PROBE)
     assert apart.scalars == whole.scalars
     np.testing.assert_array_equal(apart.arrays["neuron_up_norm"], whole.arrays["neuron_up_norm"])
     assert all(p.is_meta for p in model.parameters())
@@ -158,7 +158,7 @@ def test_a_model_on_several_devices_is_refused(their_model):
     model = their_model("llama")
     model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1, "lm_head": "cpu"}
     with pytest.raises(UsageError, match=r"blocks of this llama model run on several devices \(0, 1\); load it on one"):
-        ForeignModel(model)
+        HFModel(model)
 
 
 # ---------------------------------------------------------------- refusals
@@ -166,13 +166,13 @@ def test_a_model_on_several_devices_is_refused(their_model):
 
 def test_what_cannot_be_measured_is_refused_by_name(their_model):
     with pytest.raises(UsageError, match=r"not the gpt2 model that transformers has \(it has no language-model head\)"):
-        ForeignModel(transformers.GPT2Model(transformers.GPT2Config(n_layer=1, vocab_size=9)))
+        HFModel(transformers.GPT2Model(transformers.GPT2Config(n_layer=1, vocab_size=9)))
     renamed = their_model("llama")
     for block in renamed.model.layers:
         block.attention = block.self_attn
         del block.self_attn
     with pytest.raises(UsageError, match=r"not the llama model that transformers has \(no self_attn.o_proj in"):
-        ForeignModel(renamed)
+        HFModel(renamed)
 
 
 def test_an_attention_that_is_not_what_was_observed_is_refused(their_model):
@@ -186,5 +186,5 @@ def test_an_attention_that_is_not_what_was_observed_is_refused(their_model):
     transformers.AttentionInterface.register("squeezed", squeezed)
     model.config._attn_implementation = "squeezed"
     with pytest.raises(UsageError, match=r"llama model's attention is not .* differs after the attention of block 1,"):
-        measure(ForeignModel(model), PROBE)
+        measure(HFModel(model), PROBE)
     assert model.config._attn_implementation == "squeezed"

@@ -109,7 +109,7 @@ def _falcon(module: Any, attend: Attend) -> Callable[..., Any]:
     return forward
 
 
-class OwnForward(NamedTuple):
+class ReplacedMethod(NamedTuple):
     """A replacement of a method."""
 
     method: str
@@ -118,12 +118,12 @@ class OwnForward(NamedTuple):
 
 
 #: Model types whose attentions do not run through the interface.
-OWN_FORWARDS: Mapping[str, OwnForward] = {
-    "gptj": OwnForward("_attn", _gptj),
-    "gpt_neo": OwnForward("_attn", _gpt_neo),
-    "bloom": OwnForward("forward", _bloom),
-    "mpt": OwnForward("forward", _mpt),
-    "falcon": OwnForward("forward", _falcon),
+REPLACED_METHODS: Mapping[str, ReplacedMethod] = {
+    "gptj": ReplacedMethod("_attn", _gptj),
+    "gpt_neo": ReplacedMethod("_attn", _gpt_neo),
+    "bloom": ReplacedMethod("forward", _bloom),
+    "mpt": ReplacedMethod("forward", _mpt),
+    "falcon": ReplacedMethod("forward", _falcon),
 }
 
 
@@ -134,7 +134,7 @@ OWN_FORWARDS: Mapping[str, OwnForward] = {
 
 
 @dataclass(frozen=True)
-class TheirScores(Scores):
+class FamilyScores(Scores):
     """Scores with soft-capping, additions, or a mask of arbitrary form: explicit, a block at a time."""
 
     softcap: float | None = None
@@ -262,7 +262,7 @@ class Attending:
         fits = v_BGSK.shape[-1] == k_BGSK.shape[-1] and not (q_BHTK.dtype == torch.float16 and q_BHTK.is_cpu)
         if softcap is None and more is None and mask.seen is None and fits:
             return cls(Scores(q_BHTK, k_BGSK, scale, place, mask.window, mask.prefix), v_BGSK, sinks_H)
-        scores = TheirScores(
+        scores = FamilyScores(
             q_BHTK, k_BGSK, scale, place, mask.window, mask.prefix, softcap=softcap, added=more, seen=mask.seen
         )
         return cls(scores, v_BGSK, sinks_H)
@@ -292,7 +292,7 @@ class Attending:
         v = over_heads(self.v_BGSK, q.shape[1]).double()
         s_BHTS, seen = replace(scores, q_BHTK=q, k_BGSK=k).block(0, q.shape[2])
         size = s_BHTS.abs()
-        if isinstance(scores, TheirScores) and scores.added is not None:
+        if isinstance(scores, FamilyScores) and scores.added is not None:
             size = size + scores.added[..., : size.shape[-1]].abs()
         by = _STORED * unit * size + summing * scores.scale * (q.abs() @ k.abs().mT)
         extra = [] if self.sinks_H is None else [self._sinks_BHT[..., None].double()]
