@@ -70,18 +70,18 @@ def test_signals_end_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_bee
 
 def test_a_stop_saves_before_it_measures(tiny, tmp_path, monkeypatch):
     whole, parts = RunDir(tmp_path / "whole"), RunDir(tmp_path / "parts")
-    step, take, there = PretrainModule.training_step, SnapshotRecorder.take, {}
+    step, take, there = PretrainModule.training_step, SnapshotRecorder.take_if_possible, {}
 
     def signalled(self, batch, index):
         if self.global_step == 2:
             os.kill(os.getpid(), signal.SIGUSR1)
         return step(self, batch, index)
 
-    def seen(self, model, step):
+    def seen(self, model, step, **more):
         there[step] = RunDir(self.run.path).checkpoint(step).is_dir()
-        return take(self, model, step)
+        return take(self, model, step, **more)
 
-    monkeypatch.setattr(SnapshotRecorder, "take", seen)
+    monkeypatch.setattr(SnapshotRecorder, "take_if_possible", seen)
     run(tiny(), whole.path)
     assert there == {0: False, 2: False, 4: False, 6: False}
     monkeypatch.setattr(PretrainModule, "training_step", signalled)
