@@ -300,7 +300,7 @@ def test_text_is_measured_by_default_where_a_run_reads_text(small_corpus, tiny, 
     assert summary["probe_text"] == {"kind": "text", "n_sequences": 4, "seq_len": summary["probe"]["seq_len"]}
     assert "sequences of text" not in said
     # 32 at most, and those that validation has: said in a line.
-    summary, said = lines(small_corpus(one_step | {"snapshot.n_sequences": 4096, "data.val_fraction": 0.05}), "many")
+    summary, said = lines(small_corpus(one_step | {"snapshot.n_sequences": 64, "data.val_fraction": 0.05}), "many")
     there = summary["probe_text"]["n_sequences"]
     assert 2 <= there < 32
     assert f"snapshots measure {there} sequences of text, not 32" in said
