@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, BinaryIO, NotRequired, TypedDict
 
 import numpy as np
 from filelock import FileLock
@@ -438,6 +438,14 @@ def _metrics_line(record: Any) -> dict[str, float]:
     return record
 
 
+def _lines_of_now(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines up to the length that the file has now: one that grows as fast as it is read has no end."""
+    left = os.fstat(file.fileno()).st_size
+    while left > 0 and (line := file.readline(left)):
+        left -= len(line)
+        yield line
+
+
 def metrics_lines(path: Path) -> Iterator[dict[str, float]]:
     """Read a ``metrics.jsonl`` a line at a time, in file order, without a last line that a crash broke off.
 
@@ -450,7 +458,7 @@ def metrics_lines(path: Path) -> Iterator[dict[str, float]]:
     wrong: RunError | None = None
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(_lines_of_now(file), start=1):
                 if wrong is not None:
                     raise wrong
                 try:

@@ -16,6 +16,7 @@ from birthmark.measure.records import (
     RunDir,
     Snapshot,
     append_metrics,
+    metrics_lines,
     read_metrics,
     truncate_metrics,
     write_metrics_csv,
@@ -212,6 +213,18 @@ def test_the_csv_has_a_row_per_step(tmp_path):
     assert [row["step"] for row in rows] == ["0", "2"]
     assert rows[0] == {"step": "0", "val/loss": "3.0", "train/loss": "", "train/lr": "", "bias/kendall_tau": ""}
     assert (rows[1]["train/loss"], rows[1]["val/loss"], rows[1]["bias/kendall_tau"]) == ("2.5", "2.0", "")
+
+
+def test_a_log_that_grows_while_it_is_read_is_read_to_its_length_at_first(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
+    found = []
+    for line in metrics_lines(path):
+        found.append(line["step"])
+        assert len(found) < 9
+        with path.open("ab") as f:
+            f.write(b'ep": 3}\n{"step": 4}\n')
+    assert found == [1, 2]
 
 
 def test_truncation_drops_later_steps_and_the_cut_line(tmp_path):
