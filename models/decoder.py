@@ -220,8 +220,8 @@ class Decoder(nn.Module):
         context: ContextGroup | None = None,
     ) -> tuple[Tensor, Placement]:
         """Compute the input of the blocks ``[B, T, D]``, and the placement of its positions."""
-        x_BTD = self.positions.embed(self.embed(tokens_BT), first, documents, context)
         place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first, documents, context)
+        x_BTD = self.positions.embed(self.embed(tokens_BT), place)
         show_residual(observer, "embedding", 0, x_BTD)
         return x_BTD, place
 

@@ -80,8 +80,20 @@ class Placement:
         return replace(self, rotation=None, slopes_H=None, bias_HS=None)
 
     def positions(self, n_queries: int, device: torch.device) -> Tensor:
-        """Return the queries' positions, int64 ``[T]``; positions within documents, ``[B, T]``, if there are any."""
-        return _positions(self.first, n_queries, device, self.documents, self.context)
+        """Return the queries' positions, int64 ``[T]``; positions within documents, ``[B, T]``, if there are any. Those
+        of this process's part, in a context group.
+        """
+        if self.documents is not None:
+            position_BT = self.documents.position_BT
+            return position_BT if self.context is None else self.context.part(position_BT)
+        if self.context is not None:
+            return self.context.positions(n_queries * self.context.size, device)
+        return torch.arange(self.first, self.first + n_queries, device=device)
+
+    @property
+    def n_parts(self) -> int:
+        """Number of processes that hold parts of these sequences."""
+        return 1 if self.context is None else self.context.size
 
     def chunk(self, chunk: Chunk) -> Placement:
         """Return the placement of a chunk of this process's part, whose queries and keys have been rotated."""
@@ -97,16 +109,8 @@ class NoPositions(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def embed(
-        self,
-        x_BTD: Tensor,
-        first: int = 0,
-        documents: Documents | None = None,
-        context: ContextGroup | None = None,
-    ) -> Tensor:
-        """Add positions to token embeddings of positions ``first`` …; positions within ``documents`` if given. With
-        ``context`` the embeddings are those of this process's part.
-        """
+    def embed(self, x_BTD: Tensor, place: Placement) -> Tensor:
+        """Add positions to token embeddings ``[B, T, D]`` of these places."""
         return x_BTD
 
     def place(
@@ -120,7 +124,11 @@ class NoPositions(nn.Module):
         """Return the placement of positions ``first`` … ``first + n_positions − 1``, or of as many that are this
         process's part.
         """
-        return Placement(first, documents=documents, context=context)
+        return self._placed(Placement(first, documents=documents, context=context), n_positions, device)
+
+    def _placed(self, place: Placement, n_positions: int, device: torch.device) -> Placement:
+        """Add to a placement what this kind gives attention."""
+        return place
 
 
 class LearnedPositions(NoPositions):
@@ -130,35 +138,22 @@ class LearnedPositions(NoPositions):
         super().__init__(config)
         self.table = Embedding(config.max_seq_len, config.d_model)
 
-    def embed(
-        self,
-        x_BTD: Tensor,
-        first: int = 0,
-        documents: Documents | None = None,
-        context: ContextGroup | None = None,
-    ) -> Tensor:
+    def embed(self, x_BTD: Tensor, place: Placement) -> Tensor:
         """Add the positions' rows of the table to token embeddings."""
-        end = first + x_BTD.shape[1] * (1 if context is None else context.size)
+        end = place.first + x_BTD.shape[1] * place.n_parts
         longest = self.table.num_embeddings
         if end > longest:
             raise ValueError(f"{end} positions: the learned table holds {longest} (model.max_seq_len)")
-        return x_BTD + self.table(_positions(first, x_BTD.shape[1], x_BTD.device, documents, context))
+        return x_BTD + self.table(place.positions(x_BTD.shape[1], x_BTD.device))
 
 
 class SinusoidalPositions(NoPositions):
     """Fixed sines and cosines added to the token embeddings (arXiv 1706.03762): channels 2i and 2i+1 of position t are
     the sine and cosine of ``t · 10000^(−2i/d)``."""
 
-    def embed(
-        self,
-        x_BTD: Tensor,
-        first: int = 0,
-        documents: Documents | None = None,
-        context: ContextGroup | None = None,
-    ) -> Tensor:
+    def embed(self, x_BTD: Tensor, place: Placement) -> Tensor:
         """Add the waves to token embeddings."""
-        position = _positions(first, x_BTD.shape[1], x_BTD.device, documents, context)
-        angles = _angles(position, x_BTD.shape[2], 10000.0)
+        angles = _angles(place.positions(x_BTD.shape[1], x_BTD.device), x_BTD.shape[2], 10000.0)
         return x_BTD + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x_BTD.dtype)
 
 
@@ -170,20 +165,11 @@ class RotaryPositions(NoPositions):
         super().__init__(config)
         self.d_rope, self.base = config.d_rope, config.rope_base
 
-    def place(
-        self,
-        n_positions: int,
-        device: torch.device,
-        first: int = 0,
-        documents: Documents | None = None,
-        context: ContextGroup | None = None,
-    ) -> Placement:
-        """Return a placement with cosines and sines of the angles."""
+    def _placed(self, place: Placement, n_positions: int, device: torch.device) -> Placement:
         # Computed anew in each forward: it is cheap, and a buffer would have to survive meta construction and sharding.
-        angles = _angles(_positions(first, n_positions, device, documents, context), self.d_rope, self.base)
+        angles = _angles(place.positions(n_positions, device), self.d_rope, self.base)
         rotation = turning(angles).float()
-        rotation = rotation if documents is None else rotation.unsqueeze(2)
-        return Placement(first, rotation, documents=documents, context=context)
+        return replace(place, rotation=rotation if place.documents is None else rotation.unsqueeze(2))
 
 
 class AlibiPositions(NoPositions):
@@ -194,19 +180,11 @@ class AlibiPositions(NoPositions):
         super().__init__(config)
         self.n_heads, self.whole = config.n_heads, 2 ** math.floor(math.log2(config.n_heads))
 
-    def place(
-        self,
-        n_positions: int,
-        device: torch.device,
-        first: int = 0,
-        documents: Documents | None = None,
-        context: ContextGroup | None = None,
-    ) -> Placement:
-        """Return a placement with the slopes."""
+    def _placed(self, place: Placement, n_positions: int, device: torch.device) -> Placement:
         # Computed on the device: a list of Python's would be copied to it in each forward, which waits for it.
         n = torch.arange(1, self.n_heads + 1, device=device, dtype=torch.float64)
         steps_H = torch.where(n <= self.whole, 8 / self.whole * n, 4 / self.whole * (2 * (n - self.whole) - 1))
-        return Placement(first, slopes_H=torch.exp2(-steps_H).float(), documents=documents, context=context)
+        return replace(place, slopes_H=torch.exp2(-steps_H).float())
 
 
 class T5Positions(NoPositions):
@@ -222,39 +200,15 @@ class T5Positions(NoPositions):
         # Its rows are added to scores: a bias of each head.
         self.table = Embedding(config.t5_buckets, config.n_heads, ParameterRole.BIAS)
 
-    def place(
-        self,
-        n_positions: int,
-        device: torch.device,
-        first: int = 0,
-        documents: Documents | None = None,
-        context: ContextGroup | None = None,
-    ) -> Placement:
-        """Return a placement with the table by distance."""
+    def _placed(self, place: Placement, n_positions: int, device: torch.device) -> Placement:
         n_buckets = self.table.num_embeddings
         single = n_buckets // 2
-        n_distances = first + n_positions * (1 if context is None else context.size)
+        n_distances = place.first + n_positions * place.n_parts
         distance = torch.arange(n_distances, device=device, dtype=torch.float64).clamp_min(1)
         ranges = (distance / single).log() / math.log(self.max_distance / single) * (n_buckets - single)
         far = (single + ranges.clamp_min(0).long()).clamp_max(n_buckets - 1)
         near = torch.arange(n_distances, device=device)
-        bias_HS = self.table(torch.where(near < single, near, far)).T
-        return Placement(first, bias_HS=bias_HS, documents=documents, context=context)
-
-
-def _positions(
-    first: int,
-    n_positions: int,
-    device: torch.device,
-    documents: Documents | None,
-    context: ContextGroup | None = None,
-) -> Tensor:
-    """Return positions, int64 ``[T]``, or within documents, ``[B, T]``; with ``context`` those of a process's part."""
-    if documents is not None:
-        return documents.position_BT if context is None else context.part(documents.position_BT)
-    if context is not None:
-        return context.positions(n_positions * context.size, device)
-    return torch.arange(first, first + n_positions, device=device)
+        return replace(place, bias_HS=self.table(torch.where(near < single, near, far)).T)
 
 
 def _angles(position: Tensor, n_channels: int, base: float) -> Tensor:
