@@ -135,8 +135,7 @@ class ActivationOutliers(AdditiveMetric):
             return
         self.keep(place, *sequence_sums(x_BTD))
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         std_PB, fourth_PBT, largest_PBT, away_PBD = SequenceSums(*tensors_P).moments()
         is_outlier_PBD = away_PBD > OUTLIER_SIGMAS * std_PB[..., None]
         fourth_power_PB = std_PB.square().square()

@@ -59,8 +59,7 @@ class SeedAlignment(AdditiveMetric):
         """Add a batch of hidden states ``[B, T, d]`` seen at one place; the last position is read."""
         self.keep(place, h_BTD[:, -1].clone())
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         last_PBD = tensors_P[0].double()
         norm_PB = torch.linalg.vector_norm(last_PBD, dim=-1)
         self.hidden_sum[places].add_(last_PBD.sum(1))
@@ -143,8 +142,7 @@ class Contraction(AdditiveMetric):
             last_D = torch.mv(h_BTD[:, -1].T, inverse_norm_BT[:, -1])
         self.keep(place, last_D, torch.linalg.vector_norm(unit_sum_BD, dtype=torch.float64), norm_BT)
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         last_PD, length_P, norm_PBT = tensors_P
         _, n_sequences, n_positions = norm_PBT.shape
         # All sequences' ‖Σu‖² − Σ‖u‖² together.

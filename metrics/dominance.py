@@ -136,8 +136,7 @@ class DominanceRatio(AdditiveMetric):
         mean_BT = size_BTD.mean(-1, dtype=torch.promote_types(h_BTD.dtype, torch.float32))
         self.keep(place, largest_BT, mean_BT)
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         largest_PBT, mean_PBT = tensors_P
         ratio_PBT = (largest_PBT / mean_PBT).masked_fill_(largest_PBT == 0, 1.0)
         self.ratio_sum[places].add_(ratio_PBT.sum(1, dtype=torch.float64))
@@ -218,8 +217,7 @@ class MassiveActivations(PlaceMetric):
         value_N, index_N = largest_TD[rows_R].flatten().sort(descending=True, stable=True)
         self.keep(place, value_N[:k], index_N[:k], rows_R)
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         value_PK, index_PK, rows_PR = tensors_P
         position_PK, channel_PK = rows_PR.gather(1, index_PK // self.d_model), index_PK % self.d_model
         found_PK3 = torch.stack([value_PK.double(), position_PK.double(), channel_PK.double()], dim=-1)

@@ -68,8 +68,7 @@ class HeadEntropy(AdditiveMetric):
         assert sums.entropy_BH is not None
         self.keep(layer, sums.entropy_BH, *([] if sums.largest_BH is None else [sums.largest_BH]))
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         entropy_PBH, *largest = tensors_P
         self.entropy_sum[places].add_(entropy_PBH.sum(1, dtype=torch.float64))
         self.n_sequences[places].add_(entropy_PBH.shape[1])
@@ -139,8 +138,7 @@ class KeyValueNorms(AdditiveMetric):
         """
         self.keep(layer, channel_norms(k_BHTK), channel_norms(v_BHTK), importance_BHT[..., : self.n_judged])
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         *norms, importance_PBHJ = tensors_P
         norm_XPBHT, sink_PBH1 = torch.stack(norms), importance_PBHJ.argmax(-1, keepdim=True)
         n_others = norm_XPBHT.shape[-1] - 1
@@ -237,8 +235,7 @@ class SequenceSinks(AdditiveMetric):
         # Tokens are those of the batch for every layer, and are not overwritten.
         self.keep(layer, importance_BHJ, *([] if tokens_BT is None else [tokens_BT[:, : self.n_judged]]))
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         importance_PBHJ, *tokens = tensors_P
         heads_PBJ = (importance_PBHJ > self.epsilon).sum(2)
         self.sink_count[places, : self.n_judged].add_((heads_PBJ > 0).sum(1))

@@ -53,8 +53,7 @@ class SuperNeurons(AdditiveMetric):
             self.n_others = a_BTF.shape[1] - 1
         self.keep(layer, a_BTF[:, 0].abs(), others_BF)
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         first_PBF, others_PBF = tensors_P
         self.first_sum[places].add_(first_PBF.sum(1, dtype=torch.float64))
         self.others_sum[places].add_(others_PBF.sum(1, dtype=torch.float64) / (self.n_others or torch.nan))

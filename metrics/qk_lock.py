@@ -117,8 +117,7 @@ class QKLock(AdditiveMetric):
             dots_BTH = torch.linalg.vecdot(q_BHTK.transpose(1, 2), first_BHK[:, None])
         self.keep(layer, first_BHK, dots_BTH, q_QNK.unflatten(0, (n_products, n_heads)).sum((0, 2)))
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         first_PBHK, dots_PBTH, query_PHK = tensors_P
         unit_PHBK = first_PBHK.transpose(1, 2).double()
         unit_PHBK = unit_PHBK / torch.linalg.vector_norm(unit_PHBK, dim=-1, keepdim=True).clamp_min_(_TINY)

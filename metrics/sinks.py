@@ -232,8 +232,7 @@ class AttentionSinks(AdditiveMetric):
         sums = weights if isinstance(weights, KeySums) else key_sums(weights, self.seq_len)
         self.keep(layer, sums.importance_2BHT[: self.n_kinds], sums.mass_2BH[: self.n_kinds])
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         importance_PCBHT, mass_PCBH = tensors_P
         self.mass_sum[places].add_(mass_PCBH.sum(2, dtype=torch.float64))
         self.importance_sum[places].add_(importance_PCBHT.sum(2, dtype=torch.float64))

@@ -54,14 +54,20 @@ class PlaceMetric(Metric):
     # the places give in one batch is kept, and added up together when one of them gives more.
 
     def keep(self, place: int, *tensors: Tensor) -> None:
-        """Keep the tensors that a batch gives at one place for :meth:`add`. They must be copies: what a pass shows is
+        """Keep the tensors that a batch gives at one place for :meth:`_add`. They must be copies: what a pass shows is
         overwritten.
         """
         shapes = [x.shape for x in tensors]
-        if place in self._kept or self._kept_bytes > _KEPT_BYTES or (self._kept and shapes != self._kept_shapes):
+        self.settle(place)
+        if self._kept_bytes > _KEPT_BYTES or (self._kept and shapes != self._kept_shapes):
             self.flush()
         self._kept[place], self._kept_shapes = tensors, shapes
         self._kept_bytes += sum(x.nbytes for x in tensors)
+
+    def settle(self, place: int) -> None:
+        """Add up all that is kept if it has something of this place, whose states are then those of all its batches."""
+        if place in self._kept:
+            self.flush()
 
     def flush(self) -> None:
         """Add up all that is kept."""
@@ -71,9 +77,9 @@ class PlaceMetric(Metric):
             places = [place for _, place in numbered]
             together = zip(*(kept[place] for place in places), strict=True)
             tensors_P = [torch.stack(parts) if len(parts) > 1 else parts[0][None] for parts in together]
-            self.add(slice(places[0], places[-1] + 1), *tensors_P)
+            self._add(slice(places[0], places[-1] + 1), *tensors_P)
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         """Add a batch of several places to the states.
 
         Args:

@@ -67,8 +67,7 @@ class PositionalVariance(AdditiveMetric):
         """Add a batch of head outputs ``[B, H, T, d_head]`` of one layer (from 0)."""
         if len(o_BHTK) == 0:
             return
-        if layer in self._kept:
-            self.flush()  # with the number of sequences of their batch
+        self.settle(layer)  # with the number of sequences of that batch
         mean_THK, n = self.mean[layer], self.n_sequences[layer]
         o_BTHK = o_BHTK.transpose(1, 2).to(mean_THK.dtype)
         # Before there is a mean, the first sequence is near enough to it.
@@ -79,8 +78,7 @@ class PositionalVariance(AdditiveMetric):
         mean_THK.add_(away_THK / n)
         self.keep(layer, torch.linalg.vector_norm(away_BTHK, dim=-1), torch.linalg.vector_norm(away_THK, dim=-1))
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         away_PBTH, of_sum_PTH = (norms.double().square_() for norms in tensors_P)
         n_P11 = self.n_sequences[places, None, None]
         self.scatter[places].add_(away_PBTH.sum(1)).sub_(of_sum_PTH / n_P11)
@@ -156,8 +154,7 @@ class EffectiveTokens(AdditiveMetric):
         squares = (squares_BHT,) if normalised_squares_BHT is None else (squares_BHT, normalised_squares_BHT)
         self.keep(layer, *squares)
 
-    def add(self, places: slice, *tensors_P: Tensor) -> None:
-        """See :class:`PlaceMetric`."""
+    def _add(self, places: slice, *tensors_P: Tensor) -> None:
         # C: the kinds; one alone stands for both.
         squares_CPBHT = torch.stack(tensors_P)
         tokens_CPBHT = squares_CPBHT.double().reciprocal().masked_fill_(squares_CPBHT == 0, 0.0)
