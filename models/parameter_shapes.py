@@ -13,18 +13,19 @@ from .decoder import Decoder
 NamedShape: TypeAlias = tuple[str, tuple[int, ...]]
 
 
+def _on_meta(config: ModelConfig) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(config)
+
+
 def parameter_shapes(config: ModelConfig) -> list[NamedShape]:
     """Return names and shapes of all parameters in the model's order, tied ones once."""
-    with torch.device("meta"):
-        model = Decoder(config)
-    return [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+    return [(name, tuple(parameter.shape)) for name, parameter in _on_meta(config).named_parameters()]
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of all parameters and buffers, tied ones once, in name order."""
-    with torch.device("meta"):
-        model = Decoder(config)
-    return {name: tuple(tensor.shape) for name, tensor in sorted(model.state_dict().items())}
+    return {name: tuple(tensor.shape) for name, tensor in sorted(_on_meta(config).state_dict().items())}
 
 
 def n_idle(config: ModelConfig) -> int:
