@@ -94,7 +94,7 @@ class Run(Displayed):
         """The whole config."""
         from ..trainer.config_file import read_config
 
-        if self.files.is_hf:
+        if self.files.is_only_measured:
             raise UsageError(f"{self.path}: has no config.yaml: it holds the snapshots of another training")
         return read_config(self.files.config)
 

@@ -389,7 +389,7 @@ class RunDir:
         return run.config.is_file() and run.birth.is_file()
 
     @property
-    def is_hf(self) -> bool:
+    def is_only_measured(self) -> bool:
         """True if no file says that this package trained it: at most its snapshots were written by it."""
         return not (self.birth.exists() or self.config.exists())
 
@@ -399,9 +399,9 @@ class RunDir:
         if ``path`` holds neither.
         """
         measured = cls(path)
-        if measured.is_hf and not measured.snapshot_folders() and (notes := measured.read_not_measured()):
+        if measured.is_only_measured and not measured.snapshot_folders() and (notes := measured.read_not_measured()):
             raise UsageError(f"{path}: no step of this training could be measured: {next(iter(notes.values()))}")
-        return measured if measured.is_hf and measured.snapshot_folders() else cls.open(path)
+        return measured if measured.is_only_measured and measured.snapshot_folders() else cls.open(path)
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

@@ -106,7 +106,7 @@ def snapshot_rows(run: RunDir) -> list[dict[str, Any]]:
     the like) and every scalar of the snapshot under its own name, those of the text probe with ``text_`` before it. If
     training went on after the last snapshot, a last row has the losses of the end.
     """
-    birth = {} if run.is_hf else run.read_birth()
+    birth = {} if run.is_only_measured else run.read_birth()
     return join_rows(run.snapshots(), metrics_by_step(run), start_of(birth))
 
 
@@ -121,10 +121,10 @@ def read_runs(runs: Sequence[RunDir]) -> list[RunHistory]:
         raise UsageError("a report needs at least one run")
     histories = []
     for index, (run, name) in enumerate(zip(runs, _names(runs), strict=True)):
-        birth = {} if run.is_hf else run.read_birth()
+        birth = {} if run.is_only_measured else run.read_birth()
         metrics, snapshots = metrics_by_step(run), run.snapshots()
         rows = join_rows(snapshots, metrics, start_of(birth))
-        config = "" if run.is_hf else read_text(run.config)
+        config = "" if run.is_only_measured else read_text(run.config)
         histories.append(RunHistory(index, name, run, birth, config, metrics, snapshots, rows))
     return histories
 

@@ -139,7 +139,7 @@ def _inside(text: str, folder: Path) -> ModelName | None:
 
 def _is_measured(folder: Path) -> bool:
     run = RunDir(folder)
-    return run.is_hf and bool(run.snapshot_folders())
+    return run.is_only_measured and bool(run.snapshot_folders())
 
 
 def _config_file(path: Path, *, is_alone: bool = True) -> Path | None:
