@@ -268,11 +268,14 @@ def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: 
         )
     birth = run.read_birth()
     drawn = certificate_of(config.model, config.init_seed)
-    if drawn["digest"] != birth["digest"]:
-        raise RunError(
-            f"{run.birth}: says digest {one_line(birth['digest'][:12])}…, and init_seed {config.init_seed} gives "
-            f"{drawn['digest'][:12]}…; restore it and config.yaml from a copy"
-        )
+    expected = {name: drawn[name] for name in ("digest", "n_params")}
+    expected |= {"init_seed": config.init_seed, "init_from": None, "data_seed": config.data.data_seed}
+    for name, value in expected.items():
+        if (said := birth.get(name)) != value:
+            raise RunError(
+                f"{run.birth}: says {name} {one_line(str(said)[:20])}, and config.yaml gives {str(value)[:20]}; "
+                "restore both from a copy"
+            )
     inputs = order_inputs(config, birth.get("data", {}))
     salt = keep_secret(run, inputs)
     checkpoints: list[Digests] = []

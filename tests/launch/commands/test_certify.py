@@ -274,11 +274,16 @@ def test_buffers_count_and_tied_tensors_count_once():
     assert content_of(tensor_shapes(plain), DrawnWeights(plain, 1)).float32 == digest(born(plain, 1))
 
 
-def test_a_birth_that_config_and_seed_do_not_give_is_not_certified(run_of_two_checkpoints, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("field", "said"), [("digest", "0" * 64), ("n_params", 7), ("init_seed", 7), ("init_from", "x"), ("data_seed", 7)]
+)
+def test_a_birth_that_config_and_seed_do_not_give_is_not_certified(
+    run_of_two_checkpoints, tmp_path, capsys, field, said
+):
     run = RunDir(shutil.copytree(run_of_two_checkpoints.path, tmp_path / "run"))
     record = json.loads(run.birth.read_text())
     record.pop("sha256")
-    write_sealed_json(run.birth, record | {"digest": "0" * 64, "n_params": 7})
+    write_sealed_json(run.birth, record | {field: said})
     assert main(["certify", str(run.path)]) == 1
-    assert "birth.json: says digest 000000000000…, and init_seed" in capsys.readouterr().err
+    assert f"birth.json: says {field} {str(said)[:20]}, and config.yaml gives " in capsys.readouterr().err
     assert not (run.path / "certificate.json").exists()
