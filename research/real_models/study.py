@@ -29,6 +29,7 @@ from birthmark.measure.config import SnapshotConfig
 from birthmark.research.real_models.ablations import ABLATIONS, Suspect, ablation
 from birthmark.research.real_models.low_bits import rounding_by_place
 from birthmark.research.real_models.packages import ModelName, real_model
+from birthmark.research.real_models.released_lock import released_lock
 from birthmark.research.real_models.variants import Source, variant
 
 RESULTS = Path(__file__).parent / "results"
@@ -172,6 +173,11 @@ def _lineage(given: Given) -> Iterator[Answer]:
         yield Answer("tuning", tuning)
 
 
+def _released(given: Given) -> Iterator[Answer]:
+    channel = SUSPECTS[given.model].channel
+    yield Answer("lock", lambda: released_lock(given.source.file, channel, given.source.text, given.settings))
+
+
 #: Part of the page → its answers.
 PARTS: Mapping[str, Callable[[Given], Iterator[Answer]]] = {
     "chain": _chain,
@@ -181,6 +187,7 @@ PARTS: Mapping[str, Callable[[Given], Iterator[Answer]]] = {
     "first_key": _first_key,
     "bits": _bits,
     "lineage": _lineage,
+    "released": _released,
 }
 
 

@@ -3,10 +3,13 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
+from transformers import AutoConfig, AutoModel
 
 from birthmark.models.config import ModelConfig
 from birthmark.research.real_models.ablations import ABLATIONS, N_CONTROLS, Suspect, _Setting, _summary
+from birthmark.research.real_models.released_lock import read_lock
 from birthmark.research.real_models.variants import VARIANTS
 
 
@@ -50,3 +53,29 @@ def test_copies_change_matrices_alone():
     VARIANTS["w4"].change(model, None, None)
     assert all(len(row.unique()) <= 15 for row in model.inner.weight.detach())
     assert torch.equal(model.head.weight.detach(), head)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_the_released_lock_is_the_notebooks_formula(family):
+    """Against whole products in numpy, from the model's weights and states alone."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 6, "vocab_size": 20, "max_position_embeddings": 16}
+    decoder = AutoModel.from_config(AutoConfig.for_model(family, **sizes), attn_implementation="eager").eval()
+    for p in decoder.parameters():
+        p.data += 0.2 * torch.randn_like(p)
+    tokens_NT, channel = torch.randint(0, 20, (3, 9)), 5
+    found = read_lock(decoder, tokens_NT, channel)
+    states = decoder(tokens_NT, output_hidden_states=True).hidden_states
+    for layer, block in enumerate(decoder.layers):
+        x = block.input_layernorm(states[layer]).detach().double().numpy()
+        size = np.abs(x[:, 0])
+        dominance = size[:, channel].mean() / np.delete(size, channel, 1).mean(1).mean()
+        assert np.isclose(found["dominance"][layer], dominance)
+        for head in range(4):
+            rows, group = slice(6 * head, 6 * head + 6), slice(6 * (head // 2), 6 * (head // 2) + 6)
+            w_q = block.self_attn.q_proj.weight[rows].detach().double().numpy()
+            k = block.self_attn.k_proj.weight[group, channel].detach().double().numpy()
+            first = np.linalg.svd(w_q)[0][:, 0]
+            assert np.isclose(found["lock"][layer][head], abs(first @ k) / np.linalg.norm(k), rtol=1e-4)
+            assert np.isclose(found["positive"][layer][head], ((x[:, 1:] @ w_q.T @ k) > 0).mean())
