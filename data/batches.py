@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import UsageError
+from .stored_tokens import StoredArray, file_bytes, map_tokens, read_together
 
 # ---------------------------------------------------------------- random numbers as functions
 
@@ -104,12 +105,13 @@ class Nearby:
         """
         found = []
         for number in range(first // NEAR, -(-last // NEAR)):
-            if number not in self._lots:
-                if len(self._lots) > 1:
-                    self._lots.clear()
-                self._lots[number] = find(np.arange(number * NEAR, (number + 1) * NEAR, dtype=np.int64))
+            lots = self._lots
+            if number not in lots:
+                # Another dict, so that one that another thread reads stays as it is.
+                new = find(np.arange(number * NEAR, (number + 1) * NEAR, dtype=np.int64))
+                lots = self._lots = {**(lots if len(lots) < 2 else {}), number: new}
             here = slice(max(first - number * NEAR, 0), last - number * NEAR)
-            found.append([array[here] for array in self._lots[number]])
+            found.append([array[here] for array in lots[number]])
         return tuple(parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*found, strict=True))
 
 
@@ -164,10 +166,11 @@ class JoinedTokens:
         raise NotImplementedError
 
     def _join(
-        self, arrays: Sequence[np.ndarray], array_P: np.ndarray, first_P: np.ndarray, length_P: np.ndarray
+        self, arrays: Sequence[np.ndarray | StoredArray], array_P: np.ndarray, first_P: np.ndarray, length_P: np.ndarray
     ) -> None:
         """Join parts, each given by the number of its array, its first token there, and its length, at least 1."""
         self._arrays, self._array_P = arrays, array_P
+        self._stored = any(isinstance(array, StoredArray) for array in arrays)
         self._ends_P = np.cumsum(length_P, dtype=np.int64)
         # Shift from a place in the whole to the place in its array.
         self._shift_P = first_P - (self._ends_P - length_P)
@@ -186,6 +189,9 @@ class JoinedTokens:
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Read ``length`` tokens from each of ``starts``, across parts if needed; int64 ``[n, length]``."""
         out = np.empty((len(starts), length), dtype=np.int64)
+        if self._stored:
+            self._read_stored(starts, out)
+            return out
         part_N = np.searchsorted(self._ends_P, starts, side="right")
         # Nearly all lie in one part, whose answers are found all at once.
         whole_N = self._ends_P[part_N] - starts >= length
@@ -202,6 +208,23 @@ class JoinedTokens:
                 row[done : done + n] = self._arrays[self._array_P[part]][at : at + n]
                 done, part = done + n, part + 1
         return out
+
+    def _read_stored(self, starts: np.ndarray, out: np.ndarray) -> None:
+        """Read all rows together, of which some are in stores."""
+        wanted: list[tuple[np.ndarray, StoredArray, int]] = []
+        for row, start in zip(out, starts.tolist(), strict=True):
+            done, part = 0, int(np.searchsorted(self._ends_P, start, side="right"))
+            while done < len(row):
+                n = min(len(row) - done, int(self._ends_P[part]) - start - done)
+                array, at = self._arrays[self._array_P[part]], start + done + int(self._shift_P[part])
+                if isinstance(array, StoredArray):
+                    wanted.append((row[done : done + n], array, at))
+                else:
+                    row[done : done + n] = array[at : at + n]
+                done, part = done + n, part + 1
+        found = read_together([array.place(at, len(to)) for to, array, at in wanted])
+        for (to, array, _), content in zip(wanted, found, strict=True):
+            to[:] = np.frombuffer(content, array.dtype)
 
 
 class TokensOfSources(JoinedTokens):
@@ -243,8 +266,8 @@ class ShardedTokens(JoinedTokens):
         self._map()
 
     def _map(self) -> None:
-        # numpy refuses to map an empty file.
-        shards = [np.asarray(np.memmap(path, dtype=self.dtype, mode="r")) for path in self.paths if path.stat().st_size]
+        sizes = {path: file_bytes(path) // np.dtype(self.dtype).itemsize for path in self.paths}
+        shards = [map_tokens(path, self.dtype, size) for path, size in sizes.items() if size]
         lengths = np.array([len(shard) for shard in shards], dtype=np.int64)
         self._join(shards, np.arange(len(shards)), np.zeros_like(lengths), lengths)
 

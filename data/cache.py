@@ -178,7 +178,13 @@ def _build(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
 REBUILD = "delete this folder and start again, it will be rebuilt"
 
 
-def read_built(folder: Path, verify: str, schema: type, mend: str = REBUILD) -> dict[str, Any]:
+def read_built(
+    folder: Path,
+    verify: str,
+    schema: type,
+    mend: str = REBUILD,
+    size_of: Callable[[Path], int] = lambda path: path.stat().st_size,
+) -> dict[str, Any]:
     """Verify a folder that `build_once` built, on this machine or another, and return its facts.
 
     Raises:
@@ -190,8 +196,8 @@ def read_built(folder: Path, verify: str, schema: type, mend: str = REBUILD) -> 
     for name, facts in meta["files"].items():
         path = path_below(folder, name, lambda why: RunError(f"{folder / META}: damaged (files has {why}); {mend}"))
         check_file(path)
-        if path.stat().st_size != facts["bytes"]:
-            raise RunError(f"{path}: damaged ({path.stat().st_size} bytes, not {facts['bytes']}); {mend}")
+        if (size := size_of(path)) != facts["bytes"]:
+            raise RunError(f"{path}: damaged ({size} bytes, not {facts['bytes']}); {mend}")
         if verify == "checksum" and file_sha256(path) != facts["sha256"]:
             raise RunError(f"{path}: damaged (its SHA-256 differs from {META}); {mend}")
     return meta

@@ -264,6 +264,10 @@ class DataConfig:
     stage_to: str = ""
     """A folder on a drive of each node's own: token shards are copied there once per node, checked, and read there."""
 
+    cache_gb: float | None = None
+    """Token files behind URLs are not copied: the blocks that the next batches need are read, and kept in a cache of so
+    many GB (10⁹ bytes) in ``cache_dir``, which a node's processes share. For corpora larger than a node's disk."""
+
     timeout_s: float = 60.0
     """Seconds without a sign of life after which a remote path is given up; with ``stream``, this concerns a remote
     ``tokenizer``.
@@ -342,7 +346,7 @@ class DataConfig:
     def of_another_corpus(self, path: str) -> Self:
         """Return this config for one other corpus: fields that concern only this corpus get their defaults."""
         defaults = {name: getattr(DataConfig, name) for name in _OF_CORPORA}
-        return replace(self, path=path, sources=[], schedule=[], **defaults)
+        return replace(self, path=path, sources=[], schedule=[], cache_gb=None, **defaults)
 
     @property
     def reads_text(self) -> bool:
@@ -353,7 +357,7 @@ class DataConfig:
         """List all faults of this config that show without reading a corpus; one line each."""
         found = self._source_problems() if self.sources else self._path_problems()
         found += schedule_problems(self.schedule, [source.label for source in self.sources])
-        found += self._stream_problems()
+        found += self._stream_problems() + self._cache_problems()
         if self.path == "backcopy":
             found += [
                 f"data.{name}: {value!r} is not read by backcopy, whose samples are computed; leave it out"
@@ -457,6 +461,21 @@ class DataConfig:
             found.append("data.stream: does not know the sizes of data.sources; give each a weight")
         if self.epochs is not None and self.epochs != self.epochs // 1:
             found.append(f"data.epochs: {self.epochs} is no whole number, which data.stream counts; give one")
+        return found
+
+    def _cache_problems(self) -> list[str]:
+        if self.cache_gb is None:
+            return []
+        found = outside("data", self, {"cache_gb": (0.001, 1e6)})
+        if not any(map(is_remote, (*self.entries, *self.val_entries))):
+            found.append("data.cache_gb: is read for token files behind URLs, and no path is one; leave it out")
+        if self.stream:
+            found.append("data.cache_gb: data.stream keeps nothing on the disk; leave one of them out")
+        elif self.verify == "checksum":
+            found.append(
+                "data.cache_gb: data.verify checksum would read the whole corpus first; give data.verify size, which "
+                "checks every batch"
+            )
         return found
 
     def _source_problems(self) -> list[str]:

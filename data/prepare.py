@@ -17,11 +17,11 @@ from .batch_sizes import BatchSizes
 from .batches import BatchSource, FixedWindows, TokenWindows, uniforms
 from .cache import fingerprint
 from .config import RANDOM, DataConfig, is_remote, read_places
+from .fetching import fetched
 from .mixture import InTurn, Mixture, SourceOrder
 from .packing import DocumentBorders, Layout, common_borders
 from .probes import text_probe
 from .process_batches import StreamSource
-from .remote import fetched
 from .shards import unigram_cross_entropy
 from .streaming import ShuffledOrder, StreamedTable, StreamSettings, held_out
 from .tokenised import Tokenised, naming, tokenise

@@ -13,8 +13,8 @@ from .batches import uniforms
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .encode import beginning, stream_chunks
+from .fetching import localised
 from .mixture import InTurn
-from .remote import localised
 from .tokenizer import TextTokenizer
 
 if TYPE_CHECKING:

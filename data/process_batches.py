@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import count, islice
 from typing import TypeAlias
 
@@ -15,8 +16,11 @@ from ..errors import RunError
 from .batch_sizes import BatchShares, BatchSizes
 from .batches import BatchSource
 from .mixture import SourceOrder
-from .streaming import START, Stream, StreamedTable, StreamPlace, StreamSettings
+from .streaming import START, Ahead, Stream, StreamedTable, StreamPlace, StreamSettings
 from .tokenizer import TextTokenizer
+
+#: Sequences that are asked of a store at the same time: an answer takes as long as some of them last in training.
+_AHEAD = 32
 
 
 class MicroBatches(IterableDataset[torch.Tensor]):
@@ -24,8 +28,8 @@ class MicroBatches(IterableDataset[torch.Tensor]):
 
     Yields int64 tensors ``[n, seq_len + 1]``, n ≤ ``micro_batch_size``. In every step rank ``r`` takes the ``r``-th
     contiguous part of the global batch (`BatchShares`). A micro-batch without a sequence borrows one of another
-    process, with weight 0. For a ``DataLoader`` with ``batch_size=None``; its workers take turns, so the order is that
-    of a single process.
+    process, with weight 0. With ``from_store``, threads read the next `_AHEAD` sequences at the same time. For a
+    ``DataLoader`` with ``batch_size=None``; its workers take turns, so the order is that of a single process.
 
     Raises:
         UsageError: there are fewer sequences than processes.
@@ -41,6 +45,7 @@ class MicroBatches(IterableDataset[torch.Tensor]):
         micro_batch_size: int,
         rank: int = 0,
         world_size: int = 1,
+        from_store: bool = False,
     ) -> None:
         super().__init__()
         if not 0 <= rank < world_size:
@@ -50,6 +55,7 @@ class MicroBatches(IterableDataset[torch.Tensor]):
         self.last_step = last_step
         self.sizes, self.micro_batch_size = sizes, micro_batch_size
         self.rank, self.world_size = rank, world_size
+        self._n_ahead = min(_AHEAD, max(2, _AHEAD // micro_batch_size)) if from_store else 0
         self.shares(first_step)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -57,9 +63,17 @@ class MicroBatches(IterableDataset[torch.Tensor]):
         turn, turns = (worker.id, worker.num_workers) if worker else (0, 1)
         steps = count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
         parts = ((step, part) for step in steps for part in self.shares(step).parts(self.rank))
+        waiting: deque[Ahead[np.ndarray]] = deque()
         for step, part in islice(parts, turn, None, turns):
             here = part or range(1)
-            yield torch.from_numpy(self.source.batch(self.sizes.before(step) + here.start, len(here)))
+            read = partial(self.source.batch, self.sizes.before(step) + here.start, len(here))
+            if not self._n_ahead:
+                yield torch.from_numpy(read())
+                continue
+            waiting.append(Ahead(read))
+            if len(waiting) > self._n_ahead:
+                yield torch.from_numpy(waiting.popleft().result())
+        yield from (torch.from_numpy(one.result()) for one in waiting)
 
     def shares(self, step: int) -> BatchShares:
         """Return the shares of the processes in the batch of step ``step``."""

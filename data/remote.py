@@ -1,8 +1,4 @@
-"""Stores behind URLs, through fsspec; and corpora in them, copied once per node into ``data.cache_dir``.
-
-A copy is tied to the URL and the store's facts about the file (size, ETag, time of the last change): when they change,
-it is made again. It is checked against the promised size, and appears whole or not at all.
-"""
+"""Stores behind URLs, through fsspec: files that are listed, copied, read in ranges and written."""
 
 from __future__ import annotations
 
@@ -10,26 +6,26 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import sys
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ..errors import RunError, UsageError
-from ..files import one_line, path_below, reason_of, user_path
+from ..files import one_line, path_below, reason_of
 from ..urls import VARIABLE, credentials_of, hide_credentials, keep_credentials, with_credentials
-from .cache import build_once, facts_of_files, fingerprint
-from .config import DataConfig, is_remote
 
 _TRIES = 3
 _BACK_OFF_S = 1.0
 _POLL_S = 0.05
 #: Bytes of the largest file of a store that does not say how long it is, and of the longest page of a listing.
 MOST_UNSTATED, _MOST_LISTING = 1 << 30, 1 << 26
+#: Ranges that are asked for at a time.
+_RANGES_AT_ONCE = 64
 #: Facts of stores about a file that change whenever it does.
 _IDENTITY = (
     *("size", "ETag", "etag", "md5Hash", "Content-MD5", "Digest"),
@@ -51,70 +47,10 @@ class Found(NamedTuple):
     """Path in its file system."""
     facts: dict[str, Any]
 
-
-def localised(config: DataConfig) -> DataConfig:
-    """Copy all remote paths of a config; return it with paths on this machine.
-
-    Raises:
-        UsageError: no such file, no access, or a protocol without its package; one line with the URL.
-        RunError: the download hangs, or fails three times; the message is one line with the URL.
-    """
-
-    def path(named: Any) -> Any:
-        if isinstance(named, list):
-            return [path(one) for one in named]
-        return str(fetched(named, config)) if isinstance(named, str) and is_remote(named) else named
-
-    sources = [replace(source, path=path(source.path), val_path=path(source.val_path)) for source in config.sources]
-    # Their names come from their paths, which are others now.
-    named = [replace(new, name=old.label) for new, old in zip(sources, config.sources, strict=True)]
-    return replace(
-        config,
-        path=path(config.path),
-        val_path=path(config.val_path),
-        tokenizer=path(config.tokenizer),
-        sources=named,
-    )
-
-
-def fetched(url: str, config: DataConfig) -> Path:
-    """Copy a remote file or folder and return the copy's path; see `localised`."""
-    store = Store(url, config.timeout_s)
-    files = store.files()
-    cache_dir = user_path(config.cache_dir)
-    copies = [_copied(store, found, cache_dir, config.verify) for found in files]
-    if len(files) == 1 and not url.endswith("/"):
-        return copies[0]
-    # Files of one remote folder are found in one local folder.
-    there = fingerprint(copies=[str(copy.absolute()) for copy in copies], keys=[found.key for found in files])
-    folder = cache_dir / f"linked-{there[:16]}"
-
-    def build(scratch: Path) -> dict[str, Any]:
-        for found, copy in zip(files, copies, strict=True):
-            link = path_below(scratch / "files", found.key, store.strange_name, nested=True)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(copy.absolute())
-        return {"files": {}}
-
-    build_once(folder, build)
-    single = _name(url) if not url.endswith("/") else ""
-    whole = folder / "files"
-    file = path_below(whole, single, store.strange_name) if single else whole
-    return file if file.is_file() else whole
-
-
-def _copied(store: Store, found: Found, cache_dir: Path, verify: str) -> Path:
-    name = PurePosixPath(found.key).name
-    said = {key: str(found.facts[key]) for key in _IDENTITY if found.facts.get(key) is not None}
-    folder = cache_dir / f"remote-{fingerprint(url=found.path, protocol=store.protocol, said=said, format=1)[:16]}"
-
-    def build(scratch: Path) -> dict[str, Any]:
-        store.copy(found, path_below(scratch, name, store.strange_name))
-        return {"files": facts_of_files(scratch)}
-
-    copy = path_below(folder, name, store.strange_name)
-    build_once(folder, build, verify)
-    return copy
+    @property
+    def said(self) -> dict[str, str]:
+        """Facts that change whenever the file does."""
+        return {key: str(self.facts[key]) for key in _IDENTITY if self.facts.get(key) is not None}
 
 
 class Store:
@@ -125,16 +61,29 @@ class Store:
         timeout_s: seconds without a sign of life after which a request is given up.
         field: field of a config that names the URL, for messages.
         patience: field that sets ``timeout_s``, if there is one.
+        insists: print a line for each failure, silence too, and ask again until ``timeout_s`` have passed; each request
+            has a third of that.
 
     Raises:
         UsageError: a protocol that is unknown, or whose package is missing.
     """
 
-    def __init__(self, url: str, timeout_s: float, field: str = "data.path", patience: str = "data.timeout_s") -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        field: str = "data.path",
+        patience: str = "data.timeout_s",
+        *,
+        insists: bool = False,
+    ) -> None:
         import fsspec
 
         url = keep_credentials(url)
-        self.url, self.timeout_s, self.field, self.patience = url, timeout_s, field, patience
+        self.url, self.timeout_s, self.field, self.patience, self.insists = url, timeout_s, field, patience, insists
+        self._silence_s = timeout_s / _TRIES if insists else timeout_s
+        # Only fsspec's asynchronous stores may be asked by several threads.
+        self._turn = threading.Lock()
         self.protocol = url.partition("://")[0].lower()
         # HTTP's stand beside the address, which then names a file and its listing alike.
         address = url if self.protocol in ("http", "https") else with_credentials(url, credentials_of(url))
@@ -157,7 +106,7 @@ class Store:
         except ImportError:
             return {}  # fsspec says so
         # aiohttp would end every copy after five minutes.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s, sock_read=self.timeout_s)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._silence_s, sock_read=self._silence_s)
         watched = aiohttp.TraceConfig()
         watched.on_request_redirect.append(self._check_redirect)
 
@@ -196,16 +145,24 @@ class Store:
         if to.scheme not in ("http", "https") or (await _is_within(to.host) and not await _is_within(asked.url.host)):
             raise _StrangeRedirect(f"redirects to {hide_credentials(one_line(location))}, which is not followed")
 
-    def strange_name(self, why: str) -> UsageError:
-        """Make the error for a file whose name leads out of the folder."""
-        return UsageError(f"{self.field}: {self.url}: what is there names {why}")
+    def below(self, folder: Path, key: str, *, nested: bool = False) -> Path:
+        """Return the path of a file of the store in a folder of this machine.
+
+        Raises:
+            UsageError: its name leads out of the folder.
+        """
+
+        def refusal(why: str) -> UsageError:
+            return UsageError(f"{self.field}: {self.url}: what is there names {why}")
+
+        return path_below(folder, key, refusal, nested=nested)
 
     def files(self) -> list[Found]:
         """List the file, or the files of the folder, that the URL names; a ``.bin`` with the ``.idx`` beside it."""
         if not self.url.endswith("/"):
             facts = self._facts(self._root)
             if facts.get("type") != "directory":
-                return [Found(_name(self.url), self._root, facts), *self._beside()]
+                return [Found(name_of(self.url), self._root, facts), *self._beside()]
         found = self._asked(self.url, lambda _: self._fs.find(self._root, detail=True))
         root = self._root.rstrip("/") + "/"
         files = [Found(path.removeprefix(root), path, facts) for path, facts in sorted(found.items())]
@@ -219,12 +176,12 @@ class Store:
         return files
 
     def _beside(self) -> Iterator[Found]:
-        other = {".bin": ".idx", ".idx": ".bin"}.get(PurePosixPath(_name(self.url)).suffix)
+        other = {".bin": ".idx", ".idx": ".bin"}.get(PurePosixPath(name_of(self.url)).suffix)
         if other is None:
             return
-        path = self._root.removesuffix(PurePosixPath(_name(self.url)).suffix) + other
+        path = self._root.removesuffix(PurePosixPath(name_of(self.url)).suffix) + other
         try:
-            yield Found(_name(path), path, self._facts(path))
+            yield Found(name_of(path), path, self._facts(path))
         except UsageError:
             return  # nanoGPT's and llm.c's files stand alone
 
@@ -258,6 +215,45 @@ class Store:
                 raise OSError(f"{size} bytes came, {promised} were promised")
 
         self._asked(found.path, attempt)
+
+    def ranges(self, parts: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Read ranges of files, several at a time.
+
+        Args:
+            parts: path in the file system, first byte, one past the last, above the first.
+
+        Raises:
+            UsageError: a file is gone, or forbidden; or the store reads no ranges.
+            RunError: the store does not answer, or fails.
+        """
+        found: dict[int, bytes] = {}
+
+        def attempt(alive: Callable[[], None]) -> None:
+            # What came before a failure is not asked for again.
+            left = [number for number in range(len(parts)) if number not in found]
+            for first in range(0, len(left), _RANGES_AT_ONCE):
+                some = left[first : first + _RANGES_AT_ONCE]
+                with contextlib.nullcontext() if self._fs.async_impl else self._turn:
+                    columns = [list(column) for column in zip(*(parts[number] for number in some), strict=True)]
+                    answers = self._fs.cat_ranges(*columns, on_error="return")
+                alive()
+                failure: BaseException | None = None
+                for number, answer in zip(some, answers, strict=True):
+                    path, start, end = parts[number]
+                    if isinstance(answer, BaseException):
+                        failure = answer
+                    elif len(answer) > end - start:
+                        raise _NoRanges
+                    elif len(answer) < end - start:
+                        failure = OSError(f"{len(answer)} bytes came of {path}, {end - start} were asked for")
+                    else:
+                        found[number] = bytes(answer)
+                if failure is not None:
+                    raise _NoRanges if isinstance(failure, _TooLong) else failure
+
+        if parts:
+            self._asked(parts[0][0], attempt)
+        return [found[number] for number in range(len(parts))]
 
     # ── a folder that is written to ──────────────────────────────────────────────────────────────────────────────
 
@@ -325,28 +321,34 @@ class Store:
     def _asked(self, path: str, work: Callable[[Callable[[], None]], Any], verb: str = "read") -> Any:
         """Return the result of ``work``, which gets a function to call at each sign of life; retry on failure."""
         name = path if "://" in path else f"{self.protocol}://{path.lstrip('/')}"
-        last: Exception | None = None
-        for attempt in range(_TRIES):
-            if attempt:
-                time.sleep(_BACK_OFF_S * 2 ** (attempt - 1))
+        tries, began = 0, time.monotonic()
+        while True:
             try:
                 return self._within(work)
             except Exception as error:  # every store has its own
+                tries, waited_s = tries + 1, time.monotonic() - began
                 reason = _reason(error)
-                if isinstance(error, _Hangs) or reason == "hangs":
-                    raise RunError(
-                        f"{self.field}: {name}: no answer for {self.timeout_s:g} s; check the network"
-                        + (f", or raise {self.patience}" if self.patience else "")
-                    ) from None
-                if reason:
+                hangs = isinstance(error, _Hangs) or reason == "hangs"
+                if reason and not hangs:
                     raise UsageError(f"{self.field}: {name}: {reason}") from None
-                last = error
-        assert last is not None
-        said = hide_credentials(reason_of(last))
+                silent = f"no answer for {waited_s if self.insists else self.timeout_s:.3g} s"
+                said = silent if hangs else self._said(error)
+                gives_up = waited_s >= self.timeout_s if self.insists else hangs or tries == _TRIES
+                if gives_up and hangs:
+                    mend = f", or raise {self.patience}" if self.patience else ""
+                    raise RunError(f"{self.field}: {name}: {silent}; check the network{mend}") from None
+                if gives_up:
+                    raise RunError(f"{self.field}: {name}: cannot be {verb} after {tries} tries ({said})") from None
+                if self.insists:
+                    print(f"{self.field}: {name}: {said}; asking again", file=sys.stderr)
+            time.sleep(_BACK_OFF_S * 2 ** min(tries - 1, 3))
+
+    def _said(self, error: Exception) -> str:
+        said = hide_credentials(reason_of(error))
         if user := credentials_of(self.url).user:
             # A library that does not know users in URLs takes one for a part of a name.
             said = said.replace(f"{user}@", "").replace(f"{unquote(user)}@", "")
-        raise RunError(f"{self.field}: {name}: cannot be {verb} after {_TRIES} tries ({said})") from None
+        return said
 
     def _within(self, work: Callable[[Callable[[], None]], Any]) -> Any:
         # A read that hangs cannot be ended from outside; its thread is left behind.
@@ -367,7 +369,7 @@ class Store:
         thread.start()
         while thread.is_alive():
             thread.join(_POLL_S)
-            if thread.is_alive() and time.monotonic() - last > self.timeout_s + 2 * _POLL_S:
+            if thread.is_alive() and time.monotonic() - last > self._silence_s + 2 * _POLL_S:
                 raise _Hangs
         if "error" in result:
             raise result["error"]
@@ -393,6 +395,10 @@ class _TooLong(Exception):  # noqa: N818 - says what it is
     """Error for a server that sends more than it promised, or without an end."""
 
 
+class _NoRanges(Exception):  # noqa: N818 - says what it is
+    """Error for a store that answers a range with more than was asked for."""
+
+
 class _StrangeRedirect(Exception):  # noqa: N818 - says what it is
     """Error for a server that redirects to another protocol, or into this machine."""
 
@@ -408,7 +414,7 @@ async def _is_within(host: str | None) -> bool:
     return any(one.is_loopback or one.is_link_local or one.is_unspecified for one in plain)
 
 
-def _name(url: str) -> str:
+def name_of(url: str) -> str:
     """Return the last part of a URL's path."""
     return unquote(PurePosixPath(urlsplit(url).path).name)
 
@@ -422,6 +428,8 @@ def _reason(error: BaseException) -> str:
         return f"{redirect}; give the address of the file itself"
     if (long := next((one for one in seen if isinstance(one, _TooLong)), None)) is not None:
         return f"{long}, and did not say so before; download it by another way"
+    if any(isinstance(one, _NoRanges) for one in seen):
+        return "its server answers a range with the whole file; leave out data.cache_gb, which reads ranges"
     if any(isinstance(one, TimeoutError) for one in seen):
         return "hangs"
     codes = (getattr(one, "status", None) for one in seen)

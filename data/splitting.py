@@ -19,7 +19,7 @@ from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .documents import OUT, TRAIN, VAL, WITHIN, Piece, SurveyedCorpus, below
 from .encode import Text
-from .remote import localised
+from .fetching import localised
 from .workers import in_processes, n_cores
 
 # ---------------------------------------------------------------- held-out documents

@@ -232,7 +232,7 @@ class _Buffer(NamedTuple):
     """Windows in the order in which they are given."""
 
 
-class _Ahead(Generic[_Made]):
+class Ahead(Generic[_Made]):
     """Result that a thread prepares in advance."""
 
     def __init__(self, make: Callable[[], _Made]) -> None:
@@ -286,7 +286,7 @@ class Stream:
         self._samples, self._over = place.samples, False
         self._place, self._buffers = place, self._fill(place)
         self._buffer: _Buffer | None = None
-        self._next: _Ahead[_Buffer] | None = None
+        self._next: Ahead[_Buffer] | None = None
 
     @property
     def place(self) -> StreamPlace:
@@ -305,9 +305,9 @@ class Stream:
 
     def _current(self) -> _Buffer:
         while self._buffer is None or self._buffer.place.first + self._settings.buffer <= self._samples:
-            ready = self._next or _Ahead(self._buffers.__next__)
+            ready = self._next or Ahead(self._buffers.__next__)
             self._buffer = ready.result()
-            self._next = _Ahead(self._buffers.__next__)
+            self._next = Ahead(self._buffers.__next__)
         return self._buffer
 
     def close(self) -> None:

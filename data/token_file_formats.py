@@ -17,6 +17,7 @@ from ..files import check_file, one_line, path_below, read_json
 from ..schema import Count
 from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES
 from .encode import Split
+from .stored_tokens import StoredArray, file_bytes, map_tokens, open_file
 from .text_files import walk
 
 #: Types of stored tokens, by their names in ``data.token_dtype``: little-endian numpy dtypes.
@@ -60,21 +61,13 @@ class TokenFile:
         """Files that the tokens depend on."""
         return (self.path, *self.others)
 
-    def tokens(self) -> np.ndarray:
-        """Map the tokens into memory; ``[n_tokens]``."""
-        if not self.n_tokens:  # numpy refuses to map nothing
-            return np.empty(0, dtype=self.dtype)
-        shape = (self.n_tokens,)
-        return np.asarray(np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=shape))
+    def tokens(self) -> np.ndarray | StoredArray:
+        """Map the tokens into memory, or say where in a store they are; ``[n_tokens]``."""
+        return map_tokens(self.path, self.dtype, self.n_tokens, self.offset)
 
     def of(self, split: Split) -> TokenFile:
         """Return the same file, all of one split."""
         return replace(self, split=split)
-
-
-def file_bytes(path: Path) -> int:
-    """Return the size of a file."""
-    return path.stat().st_size
 
 
 def dtype_or_refusal(path: Path, dtype: str | None, told: str) -> str:
@@ -106,7 +99,7 @@ _MOST_HEADER = 1 << 16
 
 def is_numpy(path: Path) -> bool:
     """Return True if numpy wrote this file, with its header."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(len(_NUMPY_MAGIC)) == _NUMPY_MAGIC
 
 
@@ -129,7 +122,7 @@ def read_numpy(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
     Raises:
         UsageError: the file is not a flat array of whole numbers, or is cut short.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         start = file.read(12)
         wide = len(start) > 6 and start[6] >= 2
         length = struct.unpack("<I" if wide else "<H", start[8 : 12 if wide else 10].ljust(4 if wide else 2, b"\0"))[0]
@@ -161,7 +154,7 @@ _KINDS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 
 
 def _header(path: Path) -> tuple[int, int, int]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return struct.unpack("<3i", file.read(12).ljust(12, b"\0"))
 
 
@@ -375,7 +368,8 @@ def _chunk(key: str, folder: Path, chunk: _Chunk, dtype: str) -> TokenFile:
 
 def _item_ends(path: Path, n_items: int, itemsize: int, n_tokens: int) -> np.ndarray:
     """Read the ends of items from a chunk's table of offsets."""
-    table = np.fromfile(path, dtype="<u4", count=n_items + 2).astype(np.int64)
+    with open_file(path) as file:
+        table = np.frombuffer(file.read(4 * (n_items + 2)), dtype="<u4").astype(np.int64)
     first = 4 * (n_items + 2)
     offsets = table[1:]
     if int(table[0]) != n_items or int(offsets[0]) != first or (np.diff(offsets) < 0).any():
@@ -452,7 +446,7 @@ def read_mds(key: str, folder: Path, token_dtype: str) -> list[TokenFile]:
             raise UsageError(f"{index}: its shards have compression {shard['compression']!r}; decompress them first")
         check_file(path, fail=UsageError)
         offset = shard["raw_data"]["bytes"] - n * length * np.dtype(dtype).itemsize
-        with path.open("rb") as file:
+        with open_file(path) as file:
             table = np.frombuffer(file.read(4 * (n + 2)), dtype="<u4")
         size = length * np.dtype(dtype).itemsize
         if (

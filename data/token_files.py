@@ -17,7 +17,8 @@ from .cache import META, Meta, build_once, facts_of_files, file_states, fingerpr
 from .config import DataConfig
 from .documents import key_digest
 from .shards import Shards, ShardsMeta, unigram_cross_entropy
-from .token_file_formats import TokenFile, file_bytes, find_token_files, holds_tokens
+from .stored_tokens import file_bytes, sampled_digest
+from .token_file_formats import TokenFile, find_token_files, holds_tokens
 from .token_file_splits import FileSplit, blocks, largest_token, split_files
 from .tokenizer import TextTokenizer
 
@@ -76,8 +77,6 @@ def token_too_large(file: TokenFile, token: int, vocab_size: int) -> RunError:
 # ---------------------------------------------------------------- source
 # Corpora of tokens, from the paths that a user names to the splits of training and validation.
 
-#: A file's content is identified by this many parts of it, evenly over the whole, of so many bytes.
-_PARTS, _PART_BYTES = 16, 1 << 16
 #: Tokens that the frequencies of a split are estimated from, in windows of so many.
 _SAMPLED, _WINDOW = 1 << 20, 1 << 15
 
@@ -121,7 +120,7 @@ class BuiltShards:
             if getattr(config, name) not in ("", None):
                 raise UsageError(f"data.{name}: not read of {folder}, whose {META} says it; leave the field out")
         mend = "copy the folder again, or make it again from its text"
-        self._shards = Shards(folder, read_built(folder, config.verify, ShardsMeta, mend))
+        self._shards = Shards(folder, read_built(folder, config.verify, ShardsMeta, mend, file_bytes))
 
     @property
     def vocab_size(self) -> int:
@@ -196,11 +195,11 @@ class TokenSource:
         for file in self._files:
             total.update(key_digest(f"{file.key}\0{file.split}\0{file.dtype}\0{file.offset}\0{file.n_tokens}"))
             for path in file.paths:
-                total.update(_sampled_digest(path))
+                total.update(bytes.fromhex(sampled_digest(path)))
         return total.hexdigest()
 
     def content_hash(self) -> str:
-        """Return the SHA-256, in hex, over name, layout and `_PARTS` parts of every file: no file is read whole
+        """Return the SHA-256, in hex, over name, layout and 16 parts of every file: no file is read whole
         for it.
         """
         return self._content_hash
@@ -328,15 +327,6 @@ def _joined(found: Sequence[FileSplit], rule: str) -> _Spans:
     counts = [one.documents for one in found if one.documents is not None]
     documents = {"train": sum(c[0] for c in counts), "val": sum(c[1] for c in counts)} if counts else None
     return _Spans(train, val, documents, rule)
-
-
-def _sampled_digest(path: Path) -> bytes:
-    total = hashlib.sha256(str(size := file_bytes(path)).encode())
-    with path.open("rb") as file:
-        for part in range(_PARTS):
-            file.seek(max(0, size - _PART_BYTES) * part // (_PARTS - 1))
-            total.update(file.read(_PART_BYTES))
-    return total.digest()
 
 
 def _counts(tokens: SpanTokens, vocab_size: int) -> np.ndarray:

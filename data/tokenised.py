@@ -17,7 +17,7 @@ from .cache import build_once, facts_of_files, fingerprint
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .encode import stream_chunks
-from .remote import localised
+from .fetching import localised
 from .shards import Shards, build_shards
 from .splitting import divide
 from .token_files import BuiltShards, SplitTokens, TokenSource, open_token_source

@@ -250,7 +250,10 @@ def _data(config: RunConfig) -> Iterator[Finding]:
     elif any(entry.startswith("hf:") for entry in entries):
         yield Finding("data", "note", f"{entries[0]}: from the hub, or what datasets has of it on this machine")
     elif remote := [entry for entry in entries if is_remote(entry)]:
-        yield Finding("data", "note", f"{remote[0]}: copied into {config.data.cache_dir} when the run starts")
+        how = f"copied into {config.data.cache_dir} when the run starts"
+        if config.data.cache_gb is not None:
+            how = f"read in blocks, {config.data.cache_gb:g} GB of them in {config.data.cache_dir}"
+        yield Finding("data", "note", f"{remote[0]}: {how}")
     else:
         yield Finding("data", "ok", ", ".join(entries[:3]))
 

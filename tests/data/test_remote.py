@@ -27,6 +27,7 @@ import pytest
 from birthmark.data import remote
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
+from birthmark.data.fetching import fetched, localised
 from birthmark.data.mixture import Mixture
 from birthmark.data.prepare import prepare
 from birthmark.data.probes import passage_probe
@@ -88,16 +89,16 @@ def test_a_folder_is_what_it_is_here(config: DataConfig, folder: Path, memory: f
     upload(folder, memory, "/bucket/corpus")
     here = open_corpus(replace(config, path=str(folder)))
     there = replace(config, path="memory://bucket/corpus")
-    corpus = open_corpus(remote.localised(there))
+    corpus = open_corpus(localised(there))
     assert list(corpus.documents()) == list(here.documents())
     assert corpus.content_hash() == here.content_hash()
     before = copies(config)
     assert len(before) == 40
-    remote.localised(there)
+    localised(there)
     assert copies(config) == before
     # Another content there is another copy here.
     memory.pipe_file("/bucket/corpus/part0/file00.txt", b"changed")
-    assert open_corpus(remote.localised(there)).content_hash() != here.content_hash()
+    assert open_corpus(localised(there)).content_hash() != here.content_hash()
     assert len(copies(config)) == 41
 
 
@@ -192,16 +193,16 @@ def server() -> Iterator[str]:
 
 
 def test_over_http(config: DataConfig, server: str) -> None:
-    found = remote.fetched(f"{server}/good.txt", config)
+    found = fetched(f"{server}/good.txt", config)
     assert found.read_bytes() == _Handler.content
     assert found.name == "good.txt"
     gets = _Handler.asked["GET", "/good.txt"]
-    assert remote.fetched(f"{server}/good.txt", config) == found
+    assert fetched(f"{server}/good.txt", config) == found
     assert _Handler.asked["GET", "/good.txt"] == gets
 
 
 def test_a_server_that_fails_twice(config: DataConfig, server: str) -> None:
-    assert remote.fetched(f"{server}/twice.txt", config).read_bytes() == _Handler.content
+    assert fetched(f"{server}/twice.txt", config).read_bytes() == _Handler.content
     assert _Handler.asked["GET", "/twice.txt"] == 3
 
 
@@ -221,7 +222,7 @@ def test_a_server_that_does_not_give(
 ) -> None:
     start = time.monotonic()
     with pytest.raises(kind, match=rf"^data\.path: http://.*{message}") as error:
-        remote.fetched(f"{server}/{name}", replace(config, timeout_s=0.3))
+        fetched(f"{server}/{name}", replace(config, timeout_s=0.3))
     assert "\n" not in str(error.value)
     assert time.monotonic() - start < 10
     # Nothing half copied.
@@ -280,7 +281,7 @@ def test_a_listing_plants_nothing(config: DataConfig, serve: Serve, tmp_path: Pa
     before = set(tmp_path.rglob("*"))
     expected = pytest.raises(UsageError, match=r"^data\.path: http://.*/dir/: what is there names '")
     with expected if refused else contextlib.nullcontext() as error:
-        assert [path.name for path in remote.fetched(f"{serve(answer)}/dir/", config).iterdir()] == ["good.txt"]
+        assert [path.name for path in fetched(f"{serve(answer)}/dir/", config).iterdir()] == ["good.txt"]
     assert error is None or str(error.value).isprintable()
     new = set(tmp_path.rglob("*")) - before
     assert not [path for path in new if not path.is_relative_to(config.cache_dir)]
@@ -294,7 +295,7 @@ def test_a_listing_of_files_and_folders_is_read(config: DataConfig, serve: Serve
     def answer(path: str, headers: Message) -> Answer:
         return pages.get(path, (200, {}, path.encode()))
 
-    folder = remote.fetched(f"{serve(answer)}/dir/", config)
+    folder = fetched(f"{serve(answer)}/dir/", config)
     found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.txt")}
     assert found == {"a.txt": "/dir/a.txt", "sub/b.txt": "/dir/sub/b.txt"}
 
@@ -305,14 +306,14 @@ def test_a_redirect_to_another_protocol_is_refused(config: DataConfig, serve: Se
     for to in (secret.as_uri(), "ftp://127.0.0.1/a.txt", "data:text/plain,abc"):
         server = serve(lambda path, headers, to=to: (302, {"Location": to}, b""))
         with pytest.raises(UsageError, match=f"a.txt: redirects to {re.escape(to)}, which is not followed; give the"):
-            remote.fetched(f"{server}/a.txt", config)
+            fetched(f"{server}/a.txt", config)
 
 
 def test_a_redirect_within_a_host_is_followed(config: DataConfig, serve: Serve) -> None:
     def answer(path: str, headers: Message) -> Answer:
         return (302, {"Location": "/b.txt"}, b"") if path == "/a.txt" else (200, {}, b"text")
 
-    assert remote.fetched(f"{serve(answer)}/a.txt", config).read_bytes() == b"text"
+    assert fetched(f"{serve(answer)}/a.txt", config).read_bytes() == b"text"
 
 
 def test_a_redirect_into_this_machine_is_refused(config: DataConfig, serve: Serve) -> None:
@@ -326,7 +327,7 @@ def test_a_redirect_into_this_machine_is_refused(config: DataConfig, serve: Serv
     within = serve(lambda path, headers: (200, {}, b"within"))
     outside = serve(lambda path, headers: (302, {"Location": f"{within}/a.txt"}, b""), host)
     with pytest.raises(UsageError, match=f"a.txt: redirects to {within}/a.txt, which is not followed"):
-        remote.fetched(f"{outside}/a.txt", config)
+        fetched(f"{outside}/a.txt", config)
 
 
 @pytest.mark.parametrize(
@@ -356,13 +357,13 @@ def guarded(path: str, headers: Message) -> Answer:
 def test_credentials_of_a_url_let_in_and_stay_out_of_the_cache(config: DataConfig, serve: Serve) -> None:
     server = serve(guarded)
     signed = server.replace("http://", "http://me:S3cr3t%20w0rd@")
-    folder = remote.fetched(f"{signed}/dir/?sig=S3cr3t%2Bs1g", config)
+    folder = fetched(f"{signed}/dir/?sig=S3cr3t%2Bs1g", config)
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"a.txt": "/dir/a.txt", "b.txt": "/dir/b.txt"}
     for path in Path(config.cache_dir).rglob("*"):
         assert "S3cr3t" not in str(path)
         assert path.is_dir() or b"S3cr3t" not in path.read_bytes()
     # Known to the process from now on.
-    assert remote.fetched(f"{server}/dir/", config) == folder
+    assert fetched(f"{server}/dir/", config) == folder
 
 
 def test_the_environment_or_fsspec_lets_in(config: DataConfig, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,12 +371,12 @@ def test_the_environment_or_fsspec_lets_in(config: DataConfig, serve: Serve, mon
     with pytest.raises(
         UsageError, match=r"/a.txt: is forbidden \(401\); .* which BIRTHMARK_URL_CREDENTIALS gives too$"
     ):
-        remote.fetched(f"{server}/a.txt", config)
+        fetched(f"{server}/a.txt", config)
     monkeypatch.setenv(VARIABLE, f"{server.replace('//', '//me:S3cr3t%20w0rd@')}?sig=S3cr3t%2Bs1g")
-    assert remote.fetched(f"{server}/a.txt", config).read_bytes() == b"/a.txt"
+    assert fetched(f"{server}/a.txt", config).read_bytes() == b"/a.txt"
     by_header = serve(lambda path, headers: (200, {}, b"in") if headers["X-Key"] == "S3cr3t" else (403, {}, b""))
     monkeypatch.setitem(fsspec.config.conf, "http", {"client_kwargs": {"headers": {"X-Key": "S3cr3t"}}})
-    assert remote.fetched(f"{by_header}/a.txt", config).read_bytes() == b"in"
+    assert fetched(f"{by_header}/a.txt", config).read_bytes() == b"in"
 
 
 def test_no_patience_at_all() -> None:
@@ -391,4 +392,4 @@ def test_a_server_that_never_ends_is_heard_to_a_bound(
     monkeypatch.setattr(remote, "MOST_UNSTATED", 1 << 20)
     monkeypatch.setattr(remote, "_MOST_LISTING", 1 << 20)
     with pytest.raises(UsageError, match=rf"data\.path: {server}{path}: {words} bytes, and did not say so before"):
-        remote.localised(replace(config, path=server + path))
+        localised(replace(config, path=server + path))

@@ -23,7 +23,6 @@ from ...files import (
     delete_folder,
     make_folder,
     parse_json,
-    path_below,
     read_json,
     user_path,
     write_json,
@@ -114,12 +113,12 @@ def _copy_small(store: Store, found: Mapping[str, Found], into: Path) -> None:
     noted = into / _FETCHED
     had = read_json(noted, dict[str, dict[str, str]], "delete it") if noted.is_file() else {}
     for key, now in facts.items():
-        file = path_below(into, key, store.strange_name, nested=True)
+        file = store.below(into, key, nested=True)
         if had.get(key) != now or not file.is_file():
             with atomic_path(file) as new:
                 store.copy(found[key], new)
     for key in had.keys() - facts.keys():
-        path_below(into, key, store.strange_name, nested=True).unlink(missing_ok=True)
+        store.below(into, key, nested=True).unlink(missing_ok=True)
     write_json(noted, facts)
 
 
@@ -185,7 +184,7 @@ def fetch_checkpoint(folder: Path) -> None:
             raise RunError(f"{store.url}/{checkpoint_key(step)}: is there no longer, or damaged; name another step")
         _check_names(store, step, index, keys)
         for name in index["files"]:
-            with atomic_path(path_below(folder, name, store.strange_name)) as new:
+            with atomic_path(store.below(folder, name)) as new:
                 store.copy(found[checkpoint_key(step, name)], new)
         with atomic_path(folder / STATE) as new:
             store.copy(found[checkpoint_key(step, STATE)], new)

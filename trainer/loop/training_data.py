@@ -153,7 +153,8 @@ class TrainingData(L.LightningDataModule):
             "world_size": settings.data_shares(self.trainer.world_size),
         }
         if not isinstance(self.data.train, StreamSource):
-            return self.read_ahead(MicroBatches(self.data.train, **which))
+            from_store = self.config.data.cache_gb is not None
+            return self.read_ahead(MicroBatches(self.data.train, **which, from_store=from_store))
         self._streamed = StreamedBatches(self.data.train, **which, places=self._places)
         ahead = self.read_ahead(self._streamed)
         # Before the thread that reads ahead, which waits for theirs.

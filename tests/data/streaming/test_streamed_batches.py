@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -59,6 +60,20 @@ def read(
         after |= batches.places(last)
         batches.close()
     return rows, after
+
+
+def test_tables_in_a_store_come_in_the_order_of_the_disk(streamed: DataConfig) -> None:
+    """And leave nothing on it but validation's text."""
+    store = fsspec.filesystem("memory")
+    for file in Path(str(streamed.path)).iterdir():
+        store.pipe_file(f"/tables/{file.name}", file.read_bytes())
+    rows = []
+    for path in (str(streamed.path), "memory://tables/*.parquet"):
+        data = prepare(replace(streamed, path=path), vocab_size=320, seq_len=16, batch_sizes=SIZES)
+        begun, places = read(data.train, 0, 3, 2, None)
+        rows.append(begun + read(data.train, 3, 6, 1, places)[0])
+    assert rows[0] == rows[1]
+    assert {path.name.partition("-")[0] for path in Path(streamed.cache_dir).iterdir()} == {"heldout"}
 
 
 def test_processes_that_come_and_go_read_one_order(mixed: PreparedData) -> None:

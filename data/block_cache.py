@@ -1,0 +1,107 @@
+"""A bounded cache of blocks of bytes in one file, which the processes of a node share without a lock.
+
+fsspec's caches on a disk (``filecache``, ``blockcache``) keep all that was read, and its bounded ones are of one open
+file in one process's memory. The file is divided into sets of `_WAYS` places, as a processor's cache is: the hash of a
+block's key names its set, and of a full set the place that was used least recently is taken. A place has a checksum
+of its key and content, so that one that two processes write at once, or that a power cut left half written, is read
+as if the block were missing. The file's size is the bound: it never grows.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from pathlib import Path
+
+import xxhash
+from filelock import FileLock
+
+from .cache import explained
+
+_WAYS = 4
+#: Of the file: what it is, bytes of a block, sets.
+_START = struct.Struct("<16sQQ")
+_MAGIC = b"birthmark blocks"
+_START_BYTES = 4096
+#: Of a place: key, time of the last use in ns, bytes, checksum.
+_PLACE = struct.Struct("<16sQQQ")
+_USED_AT, _USED = 16, struct.Struct("<Q")
+
+
+class BlockCache:
+    """Blocks of at most ``block_bytes`` each, by keys of 16 bytes, in a file of at most ``n_bytes``.
+
+    Args:
+        path: the file; another process that gave it another size goes on with the file that it has open.
+        n_bytes: bound of the file's size.
+        block_bytes: bytes of the largest block.
+        field: field of the config that names the folder, for messages.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+        RunError: the disk is full; also when a block is put.
+    """
+
+    def __init__(self, path: Path, n_bytes: int, block_bytes: int, field: str = "data.cache_dir") -> None:
+        self.path, self.block_bytes, self.field = path, block_bytes, field
+        self.n_sets = (n_bytes - _START_BYTES) // (_WAYS * (_PLACE.size + block_bytes))
+        if self.n_sets < 1:
+            raise ValueError(f"{n_bytes} bytes hold no {_WAYS} blocks of {block_bytes}")
+        start = _START.pack(_MAGIC, block_bytes, self.n_sets)
+        with explained(path, field):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_name(f"{path.name}.lock")):
+                if not path.is_file() or not _begins_with(path, start):
+                    new = path.with_name(f"{path.name}.new")
+                    new.write_bytes(start)
+                    new.replace(path)
+                self._file = path.open("r+b", buffering=0)
+
+    def _places_at(self, key: bytes) -> int:
+        """Return where the places of the key's set begin."""
+        number = int.from_bytes(key[:8], "little") % self.n_sets
+        return _START_BYTES + number * _WAYS * _PLACE.size
+
+    def _block_at(self, places: int, way: int) -> int:
+        number = (places - _START_BYTES) // _PLACE.size + way
+        return _START_BYTES + self.n_sets * _WAYS * _PLACE.size + number * self.block_bytes
+
+    def _set(self, places: int) -> list[tuple[bytes, int, int, int]]:
+        # Behind the end of the file, which grows as sets are used, all places are empty.
+        found = os.pread(self._file.fileno(), _WAYS * _PLACE.size, places).ljust(_WAYS * _PLACE.size, b"\0")
+        return list(_PLACE.iter_unpack(found))
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a block; None if it is not in the cache, or was damaged."""
+        places = self._places_at(key)
+        for way, (held, _, size, checksum) in enumerate(self._set(places)):
+            if held == key and 0 < size <= self.block_bytes:
+                content = os.pread(self._file.fileno(), size, self._block_at(places, way))
+                if len(content) == size and _checksum(key, content) == checksum:
+                    now = _USED.pack(time.time_ns())
+                    with explained(self.path, self.field):
+                        os.pwrite(self._file.fileno(), now, places + way * _PLACE.size + _USED_AT)
+                    return content
+        return None
+
+    def put(self, key: bytes, content: bytes) -> None:
+        """Keep a block of 1 to ``block_bytes`` bytes, in the place of the same key or of the one used least recently
+        in its set.
+        """
+        places = self._places_at(key)
+        found = self._set(places)
+        way = min(range(_WAYS), key=lambda way: (found[way][0] != key, found[way][1]))
+        place = _PLACE.pack(key, time.time_ns(), len(content), _checksum(key, content))
+        with explained(self.path, self.field):
+            os.pwrite(self._file.fileno(), content, self._block_at(places, way))
+            os.pwrite(self._file.fileno(), place, places + way * _PLACE.size)
+
+
+def _checksum(key: bytes, content: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(content, seed=int.from_bytes(key[8:], "little"))
+
+
+def _begins_with(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
