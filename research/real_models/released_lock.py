@@ -21,9 +21,6 @@ from ...measure.hf import HFModel
 from ...measure.measurement import measure
 from ...trainer.by_name.loaded_model import load_named, text_for
 
-#: Quantities of a snapshot that say the same by the definitions.
-DEFINED = ("dominance_first", "qk_cosine", "qk_positive")
-
 
 def released_lock(file: Path, channel: int, text: Path, settings: SnapshotConfig) -> dict[str, Any]:
     """Measure both forms while a model of the LLaMA or Gemma family reads text.
@@ -35,8 +32,9 @@ def released_lock(file: Path, channel: int, text: Path, settings: SnapshotConfig
         settings: the probe's size.
 
     Returns:
-        ``dominance`` ``[L]`` of the channel, ``lock`` and ``positive`` ``[L][H]`` as released, ``lock_control`` of the
-        next channel, and the three of :data:`DEFINED` on the same text.
+        ``released``: ``dominance`` ``[L]`` of the channel, ``lock`` and ``positive`` ``[L][H]``, and the lock of the
+        next channel as a control. ``defined``: the same by the definitions, dominance at the embedding and behind
+        every block.
     """
     loaded = load_named(str(file))
     model = loaded.model
@@ -45,9 +43,12 @@ def released_lock(file: Path, channel: int, text: Path, settings: SnapshotConfig
     at_NT = torch.from_numpy(tokens_NT)
     found = read_lock(model.decoder, at_NT, channel)
     control = read_lock(model.decoder, at_NT, (channel + 1) % model.config.d_model)
-    measured = measure(model, tokens_NT, batch_size=settings.on_any_device)
-    defined = {f"defined_{name}": measured.arrays[name].tolist() for name in DEFINED}
-    return found | {"lock_control": control["lock"]} | defined
+    arrays = measure(model, tokens_NT, batch_size=settings.on_any_device).arrays
+    defined = {"dominance": arrays["dominance"][:, 0], "lock": arrays["qk_cosine"], "positive": arrays["qk_positive"]}
+    return {
+        "released": found | {"lock_control": control["lock"]},
+        "defined": {k: v.tolist() for k, v in defined.items()},
+    }
 
 
 @torch.no_grad()
