@@ -189,10 +189,16 @@ class Decoder(nn.Module):
         documents = None if documents_BT is None else Documents.of(documents_BT)
         if documents is not None and (cache is not None or not self.config.attention.documents):
             raise ValueError("documents_BT is for a model with attention.documents, and goes with no cache")
-        n_counted: Tensor | None = None
+        counts_BT = n_counted = n_chosen = None
+        if self.training and targets_BS is not None and self.config.experts.is_on:
+            counts_BT = _counting(tokens_BT, targets_BS)
         if context is not None:
             assert targets_BS is not None
             n_counted = (targets_BS != IGNORED).sum() / context.size
+            if counts_BT is not None:
+                n_chosen, counts_BT = counts_BT.sum() / context.size, context.part(counts_BT)
+            # A prefix has no targets.
+            targets_BS = F.pad(targets_BS, (tokens_BT.shape[1] - targets_BS.shape[1], 0), value=IGNORED)
             if dropout is not None:
                 dropout = dropout.of_part(context.positions(tokens_BT.shape[1], tokens_BT.device), tokens_BT.shape[1])
             tokens_BT, targets_BS = context.part(tokens_BT), context.part(targets_BS)
@@ -201,9 +207,7 @@ class Decoder(nn.Module):
             x_BTD, place = dropout.of_stream(x_BTD, "embedding"), replace(place, dropout=dropout)
         if cache is not None:
             place = cache.placed(place, tokens_BT)
-        routed = None
-        if self.training and targets_BS is not None and self.config.experts.is_on:
-            routed = RoutingLosses(_counting(tokens_BT, targets_BS), n_counted)
+        routed = None if counts_BT is None else RoutingLosses(counts_BT, n_chosen)
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i], routed)
         if targets_BS is not None:

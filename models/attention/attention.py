@@ -262,7 +262,8 @@ class Attention(nn.Module):
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, place: Placement, needs_weights: bool = False) -> WeightedSum:
         """Sum the values by their weights, given queries, keys and values as :meth:`mapped` returns them."""
-        scores = Scores(q, k, self.scale, place, self.window, self.prefix)
+        # A chunk that does not begin a sequence begins behind the prefix.
+        scores = Scores(q, k, self.scale, place, self.window, None if place.is_chunk else self.prefix)
         extra, added_HK = self.bias(scores)
         if self.adapter_keys is not None:
             extra = [*extra, *self.adapter_keys(scores)]

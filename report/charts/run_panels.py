@@ -13,7 +13,7 @@ from ..run_history import GROUPS, PROBES, RunHistory, arrays_of
 from ..sections.preference import ranks
 from ..sections.snapshot_view import drawn_positions
 from ..sections.training import evaluated, in_words
-from ..sections.training_view import control_label, thin
+from ..sections.training_view import AVERAGED, control_label, thin
 from ..sections.value_aggregation import positive_ratio
 from ..text import finite_or_nan, format_value, one_line, shorten
 from .specs import LOOKS, ChartPanel, CurvePanel, HeatmapPanel, Look, Ranking, RankingPanel, Series
@@ -206,6 +206,8 @@ def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
                 legend = _with_probe(run, name, probe)
                 text_first: Look = "dotted" if prefix == "" and legend != name and not panel.lead else look
                 series.append(_scalars(run, key, legend, text_first, group, probe))
+                averaged = ", ".join(filter(None, [legend, AVERAGED]))
+                series.append(_log_series(run, f"ema/{group}/{key}", averaged, "dashed", probe))
         if panel.control:
             word = control_label(MEASURED[next(iter(panel.quantities))])
             of_each = (_scalars(run, panel.control, word, panel.control_look, group) for group in GROUPS.values())
@@ -228,12 +230,12 @@ def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
     )
 
 
-def _log_series(run: RunHistory, key: str, name: str, look: Look = "solid") -> Series | None:
+def _log_series(run: RunHistory, key: str, name: str, look: Look = "solid", probe: str = "") -> Series | None:
     steps, values = run.series(key)
     if not np.isfinite(values).any():
         return None
     x, y = thin(steps, values)
-    return Series(np.asarray(y), {"step": x}, run.index, name, look)
+    return Series(np.asarray(y), {"step": x}, run.index, name, look, probe)
 
 
 def _losses(runs: Sequence[RunHistory]) -> CurvePanel | None:
@@ -243,6 +245,7 @@ def _losses(runs: Sequence[RunHistory]) -> CurvePanel | None:
     for run in runs:
         found += [
             _log_series(run, "val/loss", "validation"),
+            _log_series(run, "ema/val/loss", f"validation, {AVERAGED}", "dashed"),
             _log_series(run, "train/loss", "train", "dotted"),
         ]
     series = [s for s in found if s is not None]

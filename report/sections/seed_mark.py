@@ -16,14 +16,15 @@ from ..text import finite_or_nan
 from .declared import Link
 from .section import Drawing, Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block
-from .training_view import TrainingView, arrays_at
+from .training_view import AVERAGED, TrainingView, arrays_at
 
 _STRANGERS = "strangers, largest |cosine|"
 
 
 def _direction_over_training(view: TrainingView, section: Section) -> None:
     band = view.control("alignment_stranger", _STRANGERS)
-    curves = view.measured({"alignment": ("", SOLID)})
+    averaged = view.logged({"ema/bias/alignment": (AVERAGED, DASHED)})
+    curves = [*view.measured({"alignment": ("trained weights" if averaged else "", SOLID)}), *averaged]
     caption = "Alignment. Grey: the same states against seed directions of other seeds."
     view.add_curves(section, "alignment", caption, curves, "alignment (cosine)", band)
     drift = view.measured({"drift": ("", SOLID)})

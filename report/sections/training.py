@@ -13,7 +13,7 @@ from ..run_history import RunHistory
 from ..text import finite_or_nan
 from .declared import Link
 from .section import Section
-from .training_view import TrainingView
+from .training_view import AVERAGED, TrainingView
 
 
 def _loss_over_training(view: TrainingView, section: Section) -> None:
@@ -27,7 +27,13 @@ def _loss_over_training(view: TrainingView, section: Section) -> None:
                 section.notes.append(
                     f"{run.name}: {key} is not a number in {len(bad)} lines, first at step {bad[0]:,}."
                 )
-    losses = view.logged({"train/loss": ("train", FAINT), "val/loss": ("validation", SOLID)})
+    losses = view.logged(
+        {
+            "train/loss": ("train", FAINT),
+            "val/loss": ("validation", SOLID),
+            "ema/val/loss": (f"validation, {AVERAGED}", DASHED),
+        }
+    )
     entropies = {finite_or_nan((run.birth.get("data") or {}).get("unigram_entropy")) for run in view.runs}
     reach = [0.0, max((max(curve.steps) for curve in losses), default=0.0)]
     levels = [

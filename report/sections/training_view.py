@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PICTURED = 3
 """Number of runs that get pictures of blocks, heads and maps; further runs have only the numbers."""
+AVERAGED = "averaged weights"
+"""Legend of what ``optim.ema`` measures beside the trained weights."""
 _MAX_POINTS = 600  # per loss curve; more than a picture has pixels says nothing more
 
 Curves = Mapping[str, tuple[str, Mapping[str, Any]]]

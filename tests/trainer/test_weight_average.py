@@ -9,6 +9,12 @@ from quiet_runs import logged, run, weights
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
+from birthmark.report.charts.run_panels import panels_of_runs
+from birthmark.report.run_history import read_runs
+from birthmark.report.sections.section import Section
+from birthmark.report.sections.seed_mark import _direction_over_training
+from birthmark.report.sections.training import _loss_over_training
+from birthmark.report.sections.training_view import TrainingView
 from birthmark.trainer.by_name.model_names import open_source_with_birth
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config import OptimConfig
@@ -50,6 +56,22 @@ def test_the_average_changes_no_bit_of_training_and_is_measured_beside_it(averag
         assert logged(averaged, f"ema/{key}").keys() == {1, 2, 3, 4, 5}
         assert logged(averaged, f"ema/{key}")[1] == logged(averaged, key)[1]
         assert logged(averaged, f"ema/{key}")[5] != logged(averaged, key)[5]
+
+
+def test_pages_show_it_beside_the_trained_weights(averaged):
+    (history,) = read_runs([averaged])
+    panels = {panel.id: panel for found in panels_of_runs([history]).values() for panel in found}
+    view, section = TrainingView([history]), Section("", "", "")
+    _loss_over_training(view, section)
+    _direction_over_training(view, section)
+    for panel, key, legend in (
+        ("loss-live", "val/loss", "validation, averaged weights"),
+        ("alignment", "bias/alignment", "averaged weights"),
+        ("sink-mass", "bias/sink_mass", "averaged weights"),
+    ):
+        (series,) = [series for series in panels[panel].series if series.name == legend]
+        assert dict(zip(series.axes["step"], series.values.tolist(), strict=True)) == logged(averaged, f"ema/{key}")
+    assert len(section.pictures) >= 2
 
 
 def test_a_run_goes_on_with_its_average_to_the_bit_and_keeps_its_decay(averaged, config, tiny, tmp_path):

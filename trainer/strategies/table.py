@@ -122,10 +122,10 @@ def context_problems(size: int, compiled: str, model: ModelConfig) -> list[str]:
             f"trainer.context_parallel is {size}, but model.max_seq_len {model.max_seq_len} is no multiple of "
             f"{2 * size}: each process takes two equal chunks of every sequence"
         )
-    if attention.prefix is not None:
+    if (attention.prefix or 0) > (chunk := model.max_seq_len // (2 * size)):
         found.append(
             f"trainer.context_parallel is {size}, but the positions of model.attention.prefix {attention.prefix} see "
-            "later ones, which are in other processes' chunks: leave one of them out"
+            f"later ones, and those beyond the first chunk of {chunk} would not: give a prefix of {chunk} at most"
         )
     found += [
         f"trainer.context_parallel is {size}, but model.attention.{part} {name} is a class of your own, which may look "

@@ -4,11 +4,11 @@ padding, accumulation, bf16 and recomputed blocks, that are those of the single 
 import json
 import pickle
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import yaml
-from quiet_runs import logged
+from quiet_runs import logged, weights
 from rich.console import Console
 
 from birthmark.errors import UsageError
@@ -34,6 +34,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from birthmark.models.adapter_config import AdapterConfig
+from birthmark.models.adapters import attach, is_adapter
 from birthmark.models.birth import born
 from birthmark.models.dropout import Dropout, keys_of_samples
 from birthmark.trainer.processes.launched_process import launched_process
@@ -47,17 +49,23 @@ with join_process_group(launched_process(), torch.device("cpu")):
 
     def passed(config, context, dtype):
         model = born(config, 3).train()
+        if dtype in ("prefix", "prefix_plus"):
+            attach(model, AdapterConfig(kind=dtype))
+            for name, p in model.named_parameters():
+                if is_adapter(name):
+                    torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(0))
         drops = Dropout(config.dropout, torch.from_numpy(keys_of_samples(0, range(len(tokens_BT)))))
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
             losses = model(
-                tokens_BT[:, :-1].clamp_min(0), targets_BS=tokens_BT[:, 1:], z_loss=0.01, context=context,
+                tokens_BT[:, :-1].clamp_min(0), targets_BS=tokens_BT[:, 1 + config.attention.first_prediction :],
+                z_loss=0.01, context=context,
                 dropout=drops if config.dropout.is_on else None,
                 documents_BT=documents_BT if config.attention.documents else None,
                 global_choices=None if context is None else context.summed,
             )
         losses.objective.backward()
         values = [losses.objective.detach(), losses.cross_entropy, losses.z_loss, *(losses.routing or ())]
-        return torch.stack(values), [p.grad for p in model.parameters()], [*model.buffers()]
+        return torch.stack(values), [p.grad for p in model.parameters() if p.requires_grad], [*model.buffers()]
 
     found = {}
     for name, (config, dtype) in cases.items():
@@ -146,10 +154,16 @@ ALL = {
     "experts": arm({"experts": EXPERTS}),
     "blocks without positions": arm(nope_blocks=[1]),
     "parallel": arm({"parallel_residual": True, "logit_softcap": 5.0}),
+    # In chunks of eight, and for four processes of four.
+    "prefix": arm(prefix=4),
+    "prefix, window, sink": arm(prefix=4, window=9, normaliser="softmax_sink"),
+    "prefix, softpick": arm(prefix=3, normaliser="softpick"),
+    "prefix, experts": arm({"experts": EXPERTS}, prefix=4),
 }
 BF16 = ("plain", "window 9", "documents, sinks", "exact, none", "headnorm", "biases", "differential")
 CASES = {name: (config, "fp32") for name, config in ALL.items()}
 CASES |= {f"bf16: {name}": (ALL[name], "bf16") for name in BF16}
+CASES |= {f"adapter {kind}": (ALL["headnorm"], kind) for kind in ("prefix", "prefix_plus")}
 #: Cases whose code others run as well: four processes alone have them.
 MORE = {
     "relu",
@@ -303,19 +317,23 @@ def test_a_run_goes_on_with_whole_sequences(config, runs, single, folder):
 
 
 @pytest.mark.slow
-def test_four_processes_share_one_sequence_or_two_each_and_go_on_as_two(folder, single, launch_runs):
+def test_four_processes_share_one_sequence_or_two_each_and_go_on_as_one_and_two(config, folder, single, launch_runs):
     two = ["--trainer.strategy=fsdp2"]
     four = [*two, "--trainer.context_parallel=4"]
     found = launch(launch_runs, folder, {"four": four, "two by two": two, "with ddp": ["--trainer.strategy=ddp"]}, n=4)
     for run in found.values():
         assert_alike(run, single)
-    shutil.copytree(found["four"].path, folder / "later")
-    later = RunDir(folder / "later")
-    for step in (s for s in later.checkpoints_by_step() if s > HALF):
-        shutil.rmtree(later.checkpoint(step))
-        shutil.rmtree(later.snapshot(step))
-    launch_runs(folder / "run.yaml", [(later.path, True, ["--trainer.context_parallel=2", *two])], n=2)
-    assert logged(later, "train/loss") == pytest.approx(logged(single, "train/loss"), rel=1e-5)
+    # Four parts up to step 2, whole sequences in step 3, two parts in step 4.
+    chain = RunDir(shutil.copytree(found["four"].path, folder / "chain"))
+    for step in (s for s in chain.checkpoints_by_step() if s > HALF):
+        shutil.rmtree(chain.checkpoint(step))
+        shutil.rmtree(chain.snapshot(step))
+    until_3 = replace(config, trainer=replace(config.trainer, max_steps=3))
+    pretrain(until_3, chain, resume=True, console=Console(quiet=True))
+    launch_runs(folder / "run.yaml", [(chain.path, True, ["--trainer.context_parallel=2", *two])], n=2)
+    assert logged(chain, "train/loss") == pytest.approx(logged(single, "train/loss"), rel=1e-5)
+    found, whole = (weights(run, STEPS) for run in (chain, single))
+    assert max((found[name] - whole[name]).abs().max().item() for name in whole) < 1e-5
 
 
 # ---------------------------------------------------------------- refusals
@@ -325,7 +343,7 @@ def test_four_processes_share_one_sequence_or_two_each_and_go_on_as_two(folder, 
     ("trainer", "model", "words"),
     [
         ({"context_parallel": 3}, {}, "3, but model.max_seq_len 32 is no multiple of 6"),
-        ({"context_parallel": 2}, {"attention": AttentionConfig(prefix=4)}, "model.attention.prefix 4 see later ones"),
+        ({"context_parallel": 2}, {"attention": AttentionConfig(prefix=9)}, "prefix 9 see later ones, .* of 8 at most"),
         (
             {"context_parallel": 2},
             {"attention": AttentionConfig(aggregation="mine:Mean")},
