@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import overload
+from functools import partial
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -215,6 +216,10 @@ class Decoder(nn.Module):
         left = self.leave(x_BTD[:, -1] if last_only else x_BTD, targets_BS, z_loss, n_counted)
         return left if routed is None else self._with_routing(left, routed.cost(global_choices))
 
+    def reader(self, n_positions: int) -> Callable[[Tensor], Tensor]:
+        """See :class:`TextModel`."""
+        return partial(self, last_only=True, cache=KeyValueCache(self.config, n_positions))
+
     def enter(
         self,
         tokens_BT: Tensor,
@@ -273,9 +278,20 @@ def choose(logits_BV: Tensor, temperature: float, top_k: int | None, generator: 
     return torch.multinomial(logits_BV.softmax(-1), 1, generator=generator)[:, 0]
 
 
+class TextModel(Protocol):
+    """A model that reads on from what it has read."""
+
+    @property
+    def config(self) -> Any:
+        """Shape of the model, with its ``position_limit``."""
+
+    def reader(self, n_positions: int) -> Callable[[Tensor], Tensor]:
+        """Return a function that reads the next tokens ``[B, T]`` and returns the logits ``[B, V]`` behind them."""
+
+
 @torch.no_grad()
 def generate(
-    model: Decoder,
+    model: TextModel,
     tokens_BT: Tensor,
     n_tokens: int,
     *,
@@ -294,17 +310,17 @@ def generate(
         seed: decides the draws, and nothing else.
 
     Raises:
-        UsageError: more positions than a learned table holds.
+        UsageError: more positions than the model has.
     """
-    n_positions, config = tokens_BT.shape[1] + n_tokens, model.config
-    if config.positions == "learned" and n_positions - 1 > config.max_seq_len:
+    n_positions, longest = tokens_BT.shape[1] + n_tokens, model.config.position_limit
+    if longest is not None and n_positions - 1 > longest:
         raise UsageError(
-            f"{tokens_BT.shape[1]} tokens of prompt and {n_tokens} more: this model's learned positions end at "
-            f"{config.max_seq_len}; ask for at most {max(config.max_seq_len - tokens_BT.shape[1] + 1, 0)} tokens"
+            f"{tokens_BT.shape[1]} tokens of prompt and {n_tokens} more: this model reads at most {longest}; ask for "
+            f"at most {max(longest - tokens_BT.shape[1] + 1, 0)} tokens"
         )
-    cache = KeyValueCache(config, n_positions)
-    generator = torch.Generator(model.embed.weight.device).manual_seed(seed)
+    read = model.reader(n_positions)
+    generator = torch.Generator(tokens_BT.device).manual_seed(seed)
     for _ in range(n_tokens):
-        tokens_B = choose(model(tokens_BT, last_only=True, cache=cache), temperature, top_k, generator)
+        tokens_B = choose(read(tokens_BT), temperature, top_k, generator)
         yield tokens_B
         tokens_BT = tokens_B[:, None]

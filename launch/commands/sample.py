@@ -54,7 +54,7 @@ def _continuation(options: Namespace) -> Iterator[str]:
     from ...models.decoder import generate
     from ...trainer.by_name.loaded_model import load_named
     from ...trainer.by_name.names import at_step
-    from ...trainer.by_name.texts import end_tokens, generate_by_transformers
+    from ...trainer.by_name.texts import end_tokens
     from ...trainer.devices import device
 
     loaded = load_named(at_step(options.model, options.step), trust_remote_code=options.trust_remote_code, tell=tell)
@@ -81,13 +81,9 @@ def _continuation(options: Namespace) -> Iterator[str]:
         raise UsageError(f"--prompt has token {max(ids)}: the model has {model.config.vocab_size}")
     drawing = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
     tokens_1T = torch.tensor([ids], device=device())
-    if isinstance(model, HFModel):
-        tokens = generate_by_transformers(model, tokens_1T, options.max_tokens, **drawing)
-    else:
-        tokens = generate(model, tokens_1T, options.max_tokens, **drawing)
     written: list[int] = []
     printed = ""
-    for token in tokens:
+    for token in generate(model, tokens_1T, options.max_tokens, **drawing):
         if int(token) in ends:
             break
         written.append(int(token))

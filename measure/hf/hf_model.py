@@ -351,6 +351,19 @@ class HFModel(nn.Module):
         logits: Tensor = output.logits
         return logits[:, -1] if last_only else logits
 
+    def reader(self, n_positions: int) -> Callable[[Tensor], Tensor]:
+        """See `models.decoder.TextModel`: with the library's own cache, which grows by itself."""
+        cache: Any = None
+
+        def read(tokens_BT: Tensor) -> Tensor:
+            nonlocal cache
+            passed = self.model(input_ids=tokens_BT, past_key_values=cache, use_cache=True)
+            cache = passed.past_key_values
+            logits_BV: Tensor = passed.logits[:, -1]
+            return logits_BV
+
+        return read
+
     def _refusal(self, why: str) -> UsageError:
         return UsageError(f"this is not the {self._type} model that transformers has ({why})")
 
