@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..findings.verdict import Verdict
-    from ..report.sections.section import Picture
+    from ..report.notebook import Captioned
 
 #: Characters of a line of text.
 _WIDTH = 100
@@ -37,7 +37,7 @@ class Displayed(ABC):
         """Return headings and rows of cells."""
         return (), ()
 
-    def _pictures(self) -> Sequence[Picture]:
+    def _pictures(self) -> Sequence[Captioned]:
         """Return its pictures, which only HTML shows."""
         return ()
 

@@ -23,7 +23,8 @@ from .named_array import NamedArray, no_such
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..report.sections.section import Picture
+    from ..report.notebook import Captioned
+
 
 #: Figures by block → the label of each.
 _FIGURES = {
@@ -107,13 +108,10 @@ class InterventionResult(Displayed):
                 rows.append(["unchanged" if np.isnan(value) else changed, str(key), *cells])
         return ["dose", "position", *(f"{_FIGURES[name]}, mean" for name in names)], rows
 
-    def _pictures(self) -> list[Picture]:
-        from ..report.pictures.saving import later
-        from ..report.pictures.single_commands import draw_dose_response
-        from ..report.sections.section import Picture
+    def _pictures(self) -> list[Captioned]:
+        from ..report.pictures.single_commands import dose_panels
 
-        drawing = later(draw_dose_response, self.found, self.model)
-        return [Picture(drawing, "dose", "Attention to the key and norm of the state, by dose.", "intervene.csv", [])]
+        return [(panel, f"{panel.title}, by dose.") for panel in dose_panels(self.found)]
 
 
 def intervene(

@@ -29,6 +29,7 @@ from .config import LogConfig
 # ---------------------------------------------------------------- snapshots as loggers with pictures show them
 
 #: Resolution of pictures: 1,000 pixels across.
+_WIDTH = 5.0
 _DPI = 200
 #: Ends of the colour scale: the first that no head exceeds, so that a model without a sink is not all dark.
 _TOPS = (0.1, 0.2, 0.5, 1.0)
@@ -105,22 +106,21 @@ def sink_map(snapshot: Snapshot) -> np.ndarray | None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         return None
-    from ..report.pictures.layers_and_heads import draw_head_maps
-    from ..report.pictures.style import figure_style
+    from ..report.charts.specs import HeatmapPanel, Series
+    from ..report.figure import pixels_of
 
     masses = {PROBES[prefix]: arrays_of(snapshot, prefix).get("sink_mass") for prefix in measured_probes(snapshot)}
-    panels = [(f"{name} probe, step {snapshot.step:,}", mass) for name, mass in masses.items() if mass is not None]
-    if not panels:
+    maps = [
+        Series(mass, {"layer": range(1, len(mass) + 1), "head": range(mass.shape[1])}, 0, f"{name} probe")
+        for name, mass in masses.items()
+        if mass is not None
+    ]
+    if not maps:
         return None
-    most = max(float(np.nanmax(mass_LH, initial=0)) for _, mass_LH in panels)
-    figure = draw_head_maps(panels, "sink mass", (0, next((top for top in _TOPS if most <= top), 1.0)))
-    with figure_style():
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-        figure.set_dpi(_DPI)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    most = max(float(np.nanmax(series.values, initial=0)) for series in maps)
+    top = next((top for top in _TOPS if most <= top), 1.0)
+    unit = f"sink mass, step {snapshot.step:,}"
+    return pixels_of(HeatmapPanel("sink", "", maps, limits=(0.0, top), unit=unit), _WIDTH, _DPI)
 
 
 # ---------------------------------------------------------------- the run

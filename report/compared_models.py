@@ -13,6 +13,7 @@ from rich.console import Console
 from ..files import atomic_path, strict, write_json, write_text
 from ..findings.numbers import in_ascii
 from ..measure.model_pairs import AllPairs, Compared
+from .charts.specs import MatrixPanel
 from .csv_files import LabelledArray, to_csv
 from .pictures.axes import position_axis
 from .pictures.curves import Curve, draw_curves, draw_over_training
@@ -168,6 +169,27 @@ def write_folder(
         if found[-1].lines:
             drawn = [(f"{names[x.a]} – {names[x.b]}", x.alphas, x.losses) for x in found[-1].lines[:_MOST_CURVES]]
             save_png(draw_lines(drawn), new / "lines.png")
+
+
+def model_matrices(names: Sequence[str], cka_AA: np.ndarray, kl_AA: np.ndarray) -> list[MatrixPanel]:
+    """Build the panels of every pair of models: CKA of the last states, and the divergence of row ‖ column.
+
+    Args:
+        names: names of the models.
+        cka_AA: CKA, symmetric.
+        kl_AA: divergence in nats.
+    """
+    # A diagonal of ones and zeros is known beforehand, and would take the colours of the rest.
+    off = ~np.eye(len(names), dtype=bool)
+    largest = float(np.nanmax(kl_AA[off], initial=0.0)) or 1.0
+    shown = (
+        ("cka", "CKA of the last states", cka_AA, 0.01, 1.0, ".2f"),
+        ("kl", "KL(row ‖ column) in nats per token", kl_AA, largest / 1000, largest, ".2g"),
+    )
+    return [
+        MatrixPanel(id_, title, names, names, np.where(off, values_AA, np.nan), pale, full, spec)
+        for id_, title, values_AA, pale, full, spec in shown
+    ]
 
 
 def _models(pairs: AllPairs) -> Figure:

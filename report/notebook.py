@@ -6,8 +6,6 @@ known theme.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -15,18 +13,17 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ..findings.history import Start
 from ..measure.model_pairs import Compared
 from ..measure.records import RunDir, Snapshot
-from .compared_models import compared_sentence
+from .charts.specs import ChartPanel
+from .charts.stills import still
+from .compared_models import compared_sentence, model_matrices
 from .html_page import render
-from .pictures.saving import later
-from .pictures.several_models import draw_model_matrices
-from .pictures.style import GRID, INK, MUTED
+from .pictures.style import GRID, INK, MUTED, RUN_COLOURS, THEME
 from .run_history import RunHistory, read_runs
 from .sections.declared import Link
 from .sections.preference import PERSISTENCE, PREFERENCE
-from .sections.section import Picture, Section
+from .sections.section import Section
 from .sections.seed_mark import DIRECTION
 from .sections.sink import SINK
 from .sections.snapshot_view import SnapshotView
@@ -50,6 +47,9 @@ from .verdicts import (
 _OF_RUN = (LOSS, SINK, DIRECTION, PERSISTENCE)
 _OF_SNAPSHOT = (AGGREGATION, SINK, DIRECTION, PREFERENCE)
 
+Captioned = tuple[ChartPanel, str]
+"""A panel and its caption."""
+
 #: Pairs of models that are written out.
 _MOST_PAIRS = 6
 
@@ -69,7 +69,7 @@ def run_html(run: RunDir) -> str:
     return _render(
         history.name,
         of_run(history),
-        _first_pictures(_OF_RUN, section, history.start) if history.snapshots or history.metrics else [],
+        _first_pictures(_OF_RUN, section, view) if history.snapshots or history.metrics else [],
         sentences=[verdict for verdict in verdicts(history) if verdict.headline],
         columns=table_columns(history.rows, view.quantities),
         rows=history.rows,
@@ -90,7 +90,7 @@ def snapshot_html(snapshot: Snapshot, name: str = "") -> str:
         link.in_snapshot(view, shown)
 
     title = " · ".join(filter(None, [name, step_in_words(snapshot.step, history.start)]))
-    pictures = _first_pictures(_OF_SNAPSHOT, section, history.start)
+    pictures = _first_pictures(_OF_SNAPSHOT, section, view)
     return _render(title, of_snapshot(snapshot), pictures, sentences=snapshot_verdicts(history))
 
 
@@ -107,12 +107,7 @@ def comparison_html(compared: Compared) -> str:
         )
         for a, b in shown
     ]
-    pictures = []
-    if importlib.util.find_spec("matplotlib") is not None:
-        drawing = later(draw_model_matrices, names, cka_AA, kl_AA)
-        pictures.append(
-            Picture(drawing, "models", "CKA of the last states; KL(row ‖ column) in nats per token", "models.csv", [])
-        )
+    pictures = [(panel, panel.title) for panel in model_matrices(names, cka_AA, kl_AA)]
     sentence = compared_sentence(compared)
     return _render("Between models", strip, pictures, sentences=[sentence] if sentence else [])
 
@@ -122,12 +117,11 @@ def object_html(
     sentences: Sequence[Verdict | str],
     figures: Sequence[KeyFigure],
     table: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ()),
-    pictures: Sequence[Picture] = (),
+    pictures: Sequence[Captioned] = (),
 ) -> str:
-    """Render any object: its sentences, few figures, a table and pictures; pictures only where matplotlib is there."""
-    drawn = pictures if importlib.util.find_spec("matplotlib") is not None else []
+    """Render any object: its sentences, few figures, a table and pictures."""
     headings, cells = table
-    return _render(title, figures, drawn, sentences=sentences, headings=headings, cells=cells, may_draw=bool(pictures))
+    return _render(title, figures, pictures, sentences=sentences, headings=headings, cells=cells, may_draw=False)
 
 
 def snapshots_html(run: RunDir) -> str:
@@ -143,28 +137,28 @@ def snapshots_html(run: RunDir) -> str:
     return _render(title, [], [], sentences=found, columns=columns, rows=history.rows, may_draw=False)
 
 
-def _first_pictures(links: Iterable[Link], fill: Any, start: Start) -> list[Picture]:
-    """Return the first picture of each link that has one; none without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return []
+def _first_pictures(links: Iterable[Link], fill: Any, view: TrainingView | SnapshotView) -> list[Captioned]:
+    """Return the first picture of each link that has one."""
     found = []
     for link in links:
         section = Section(link.id, link.title, "")
         fill(link, section)
-        found += section.in_words_of(start).pictures[:1]
+        for picture in section.in_words_of(view.start).pictures[:1]:
+            if (panel := view.panel(picture)) is not None:
+                found.append((panel, picture.caption))
     return found
 
 
 def _render(
     title: str,
     figures: Sequence[KeyFigure],
-    pictures: Sequence[Picture],
+    pictures: Sequence[Captioned],
     *,
     sentences: Sequence[Verdict | str] = (),
     **table: Any,
 ) -> str:
-    shown = [(Markup(_resolved(picture.svg)), picture.caption) for picture in pictures]
-    page = render(
+    shown = [(panel.unit, Markup(_resolved(still(panel, caption))), caption) for panel, caption in pictures]
+    return render(
         "notebook.html.j2",
         title=title,
         strip=figures,
@@ -174,12 +168,32 @@ def _render(
         sentences=[("", said) if isinstance(said, str) else (MARKS[said.tone][0], said.sentence) for said in sentences],
         **{"columns": [], "rows": [], "headings": [], "cells": [], "may_draw": True, **table},
     )
-    # Ids of a notebook's outputs share one page.
-    digest = hashlib.sha256(page.encode()).hexdigest()[:8]
-    return re.sub(r'((?:\bid="|href="#|url\(#))', rf"\g<1>bm{digest}-", page)
 
 
-def _resolved(svg: str) -> str:
-    """Replace the style sheet's variables in a picture by plain colours and fonts."""
-    plain = re.sub(r"var\(--[\w-]+,(#[0-9a-f]{6})\)", r"\1", svg)
-    return plain.replace("var(--sans)", "sans-serif").replace("var(--mono)", "monospace")
+#: Looks of a picture's parts, which a page has from its style sheet.
+_LOOKS = {
+    'class="g"': f'stroke="{GRID}"',
+    'class="l"': 'fill="none" stroke-width="1.6" stroke-linejoin="round"',
+    'class="keys"': f'style="display:flex;flex-wrap:wrap;gap:.1rem .9rem;font-size:.75rem;color:{MUTED}"',
+    'class="scale"': f'style="display:flex;align-items:center;gap:.4rem;font-size:.75rem;color:{MUTED}"',
+    'class="maps"': 'style="display:flex;gap:.6rem;align-items:flex-end"',
+    'class="when"': f'style="margin:0;font-size:.75rem;color:{MUTED}"',
+    'class="cells"': 'style="font-size:.75rem;border-collapse:collapse;background:#ffffff"',
+    '<i style="background': '<i style="display:inline-block;width:8rem;height:.55rem;background',
+}
+_MARK = r'<i style="display:inline-block;width:1.1em;border-top:2px solid \1;vertical-align:middle;margin-right:.4em">'
+_COLOURS = {name: light for name, (light, _) in THEME.items()}
+_COLOURS |= {"--matrix-plus": RUN_COLOURS[0], "--matrix-minus": RUN_COLOURS[1]}
+
+
+def _resolved(picture: str) -> str:
+    """Write colours and looks into a picture, for an output without the style sheet."""
+    picture = re.sub(r'<text( class="name")?', _letters, picture)
+    for part, look in _LOOKS.items():
+        picture = picture.replace(part, look)
+    picture = re.sub(r'<i class="\w*" style="--c:([^"]*)">', _MARK, picture)
+    return re.sub(r"var\((--[\w-]+)\)", lambda found: _COLOURS[found[1]], picture)
+
+
+def _letters(found: re.Match[str]) -> str:
+    return f'<text font-family="sans-serif" font-size="10" fill="{INK if found[1] else MUTED}"'

@@ -21,17 +21,14 @@ from ..findings.compared_runs import (
 from ..findings.history import Start, start_of_all
 from ..findings.inactive_sections import why_inactive
 from ..measure.records import RunDir
-from ..metrics.quantities import LOGGED
-from ..metrics.quantity import Quantity
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, Table, render_page
 from .charts.run_panels import panels_of_runs, steps_are_wide
-from .charts.specs import ChartPanel, CurvePanel, PageRun, RankingPanel, panel_of_numbers
+from .charts.specs import ChartPanel, CurvePanel, PageRun, RankingPanel
 from .charts.stills import run_variable
 from .html_page import navigation, write_page
 from .run_history import RunHistory, read_runs
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
-from .sections.section import Section
 from .sections.training_view import PICTURED, TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import table_columns
@@ -255,7 +252,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
 
     Raises:
         RunError: a file of a run is damaged; the message names it.
-        UsageError: no run was given, matplotlib is missing, or something is in the place of the numbers.
+        UsageError: no run was given, or something is in the place of the numbers.
     """
     histories = read_runs(runs)
     view = TrainingView(histories)
@@ -267,7 +264,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     moments = [snapshot for _, snapshot in histories[0].moments] if len(histories) == 1 else []
     comparison = compare_configs(histories)
     blocks, hidden, nothing = story(histories, comparison)
-    live = {section.id: _live(section, [run.name for run in histories], view.quantities) for section in sections}
+    live = {section.id: [view.panel(picture) for picture in section.pictures] for section in sections}
     chain, mark = navigation(sections, moments)
     values: dict[str, Any] = {
         "runs": page_runs(histories, comparison),
@@ -310,14 +307,6 @@ def _said(runs: Sequence[RunHistory]) -> dict[str, str]:
         if not verdict.headline:
             found.setdefault(verdict.section, []).append(verdict.sentence)
     return {section: " ".join(sentences) for section, sentences in found.items()}
-
-
-def _live(section: Section, runs: Sequence[str], declared: Mapping[str, Quantity]) -> list[ChartPanel | None]:
-    """Build the live panel of each picture of a section."""
-    return [
-        panel_of_numbers(f"{picture.file.removesuffix('.csv')}-{i}", "", picture.numbers, runs, {**declared, **LOGGED})
-        for i, picture in enumerate(section.pictures)
-    ]
 
 
 def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:

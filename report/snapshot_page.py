@@ -12,8 +12,9 @@ from ..findings.chain_links import peaks_by_block
 from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot
 from ..models.exchange.gguf_header import kinds_in_words
+from .charts.chart_page import page_styles
+from .charts.stills import still
 from .html_page import navigation, render, write_page
-from .pictures.style import figure_style
 from .run_history import RunHistory
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
@@ -26,7 +27,7 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
 
     Raises:
         RunError: a file of the snapshot is damaged; the message names it.
-        UsageError: matplotlib is missing, or something stands where the page's numbers go.
+        UsageError: something stands where the page's numbers go.
     """
     snapshot = Snapshot.read(folder)
     out = snapshot_page(folder) if out is None else out
@@ -34,7 +35,8 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
     owner = whole.parent.parent if whole.parent.name == "snapshots" else None
     name = printable(_model_name(snapshot) or whole.name if owner is None else owner.name)
     history = _history(snapshot, RunDir(owner) if owner is not None and RunDir.is_run(owner) else None)
-    sections = sections_in_snapshot(SnapshotView(name, snapshot, history.start))
+    view = SnapshotView(name, snapshot, history.start)
+    sections = sections_in_snapshot(view)
     inside = owner is not None and RunDir.is_run(owner) and out == snapshot_page(folder)
     found = snapshot_verdicts(history)
     values: dict[str, Any] = {
@@ -51,9 +53,11 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         "not_measured": [printable(str(reason)) for reason in snapshot.summary.get("not_measured") or []],
         "report": "../../report.html" if inside else "",
         "scalars": _scalars(snapshot),
+        "panels": {picture.id: view.panel(picture) for section in sections for picture in section.pictures},
+        "still": still,
+        "styles": page_styles(),
     }
-    with figure_style():  # set once, not for each picture
-        write_page(out, sections, lambda data: render("snapshot.html.j2", sections=sections, data=data, **values))
+    write_page(out, sections, lambda data: render("snapshot.html.j2", sections=sections, data=data, **values))
     return out
 
 

@@ -291,7 +291,7 @@ def render_page(
         spark=sparkline,
         data=data,
         shortened=notes,
-        styles=Markup(_asset("uPlot.min.css") + _asset("page.css")),
+        styles=page_styles(),
         island=Markup(island(shown, runs)),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -336,6 +336,12 @@ def _steps(panels: Iterable[ChartPanel]) -> list[int]:
                 if "step" in series.axes and len(series.axes) > 1:
                     found |= {int(step) for step in series.axes["step"]}
     return sorted(found)
+
+
+@cache
+def page_styles() -> Markup:
+    """Return the style sheet of every page with panels."""
+    return Markup(_asset("uPlot.min.css") + _asset("page.css"))
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +18,10 @@ from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
 from ..text import one_line
 
-Look = Literal["solid", "dashed", "dotted", "control", "band"]
-"""Look of a line. ``control`` is the grey level for comparison, ``band`` the area from its negative to itself."""
+Look = Literal["solid", "dashed", "dotted", "control", "band", "dots"]
+"""Look of a line. ``control`` is the grey level for comparison, ``band`` the area from its negative to itself, ``dots``
+points without a line.
+"""
 
 LOOKS: tuple[Look, ...] = ("solid", "dashed", "dotted")
 """Looks of one run's lines in a panel, in turn."""
@@ -75,6 +77,8 @@ class Series:
     look: Look = "solid"
     probe: str = ""
     """``random`` or ``text``, if the series belongs to one of these probes."""
+    facet: str = ""
+    """Small panel of a still picture that it belongs to: its title, or ``layer`` for one of each block."""
 
     def __post_init__(self) -> None:
         lengths = tuple(len(coordinates) for coordinates in self.axes.values())
@@ -114,13 +118,18 @@ class CurvePanel:
     caption: str = ""
     csv: str = ""
     """Name of the CSV file that holds its numbers."""
+    down: bool = False
+    """True if y grows downwards, as ranks do."""
+    span: tuple[float, float] | None = None
+    """Numbers that y covers in a still picture too, such as those of a panel beside it."""
     kind: str = "curves"
 
     def to_json(self) -> dict[str, Any]:
         """Return the panel for the page's script."""
         shown = [s.to_json() for s in self.series]
         title = axis_title(self.x)
-        return _panel(self, x=self.x, xname=title, log=self.log, xlog=self.x_log, lead=self.lead, series=shown)
+        made = _panel(self, x=self.x, xname=title, log=self.log, xlog=self.x_log, lead=self.lead, series=shown)
+        return made | ({"down": True} if self.down else {})
 
 
 @dataclass(frozen=True)
@@ -138,10 +147,14 @@ class HeatmapPanel:
     unit: str = ""
     caption: str = ""
     csv: str = ""
+    is_still: bool = False
+    """True if the script draws nothing, because the cells are too many."""
     kind: str = "heatmap"
 
     def to_json(self) -> dict[str, Any]:
         """Return the panel for the page's script."""
+        if self.is_still:
+            return _panel(self) | {"kind": "still"}
         limits = [rounded(limit) for limit in self.limits]
         shown = [s.to_json() for s in self.series]
         return _panel(self, rows=self.rows, columns=self.columns, limits=limits, series=shown)
@@ -277,52 +290,119 @@ class PageRun:
 
 
 # ---------------------------------------------------------------- panels from the numbers of a picture
-# Live panels of every picture of the causal chain, from the same numbers as its CSV file.
+# The panel of every picture of the causal chain, from the same numbers as its CSV file.
 
-_ALONG = ("position", "rank", "epsilon", "index", "step", "layer")
+_ALONG = ("position", "rank", "epsilon", "index", "expert", "unit", "channel", "token", "stranger", "step", "layer")
 """Axes along which lines run: the first of these that the numbers have; the scrubber chooses among steps beside it."""
 _CONTROLS = {q.control for q in (*MEASURED.values(), *LOGGED.values()) if isinstance(q.control, str)}
 _CONTROLS |= {"level", "unigram_entropy", "predicted", "seedprint/z_stranger", "seedprint/weights_stranger"}
+_BANDS = {"alignment_stranger", "rank_persistence_stranger"}
+"""Controls of either sign."""
 _MOST_CELLS = 4096
-"""Largest number of cells in a live map; a larger one is a picture."""
+"""Largest number of cells of a map that the page's script draws; a larger one is a picture."""
 _MOST_HEADS = 16
 """Largest number of heads whose lines are shown together."""
 _SPACED = ("position", "rank")
 """Axes whose first coordinates matter most."""
 
 
-def panel_of_numbers(
-    id_: str, title: str, numbers: Sequence[LabelledArray], runs: Sequence[str], declared: Mapping[str, Quantity]
-) -> CurvePanel | HeatmapPanel | None:
-    """Build the panel of a picture; None if nothing runs along an axis.
+@dataclass(frozen=True)
+class Drawn:
+    """Numbers that a panel shows, and how."""
 
-    Args:
-        id_: id of the panel in the page.
-        title: title above it.
-        numbers: numbers of the picture.
-        runs: names of the page's runs.
-        declared: quantities by name.
-    """
-    joined = _joined(numbers)
-    names = {name for array in joined for name in _axes(array)}
-    is_map = {"layer", "head"} <= names <= {"layer", "head", "step"} and all("step" in a.at for a in numbers)
-    if is_map and max(np.size(array.values) for array in joined) > _MOST_CELLS:
-        return None
-    if not is_map:
+    numbers: Sequence[LabelledArray]
+    """Numbers of the panel's CSV file."""
+    beside: Sequence[LabelledArray] = ()
+    """Levels that only the panel has, by the words that name them."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Quantity → its name in the legend."""
+    unit: str = ""
+    """Label of the values; by default the declared one."""
+    span: tuple[float, float] | None = None
+    """Numbers that the values' axis covers too."""
+    log: bool = False
+    """True if y begins logarithmic, whatever its quantities say."""
+    made: CurvePanel | HeatmapPanel | None = None
+    """The panel, if it is not made from the numbers."""
+
+    def within(self, at: Mapping[str, Any]) -> Drawn:
+        """Return the same with further columns of the numbers."""
+        return replace(self, numbers=[array.within(at) for array in self.numbers])
+
+    def panel(self, id_: str, runs: Sequence[str], declared: Mapping[str, Quantity]) -> ChartPanel | None:
+        """Build the panel; None if nothing runs along an axis.
+
+        Args:
+            id_: id of the panel in the page.
+            runs: names of the page's runs.
+            declared: quantities by name.
+        """
+        if isinstance(self.made, CurvePanel):
+            return replace(self.made, id=id_, span=self.span)
+        if self.made is not None:
+            return replace(self.made, id=id_)
+        joined = _joined(self.numbers)
+        names = {name for array in joined for name in _axes(array)}
+        log = self.log or any(getattr(declared.get(_plain(a.quantity)), "scale", "") == "log" for a in joined)
+        kinds = list(dict.fromkeys(a.quantity for a in joined if not _is_control(a)))
+        at_steps = all("step" in array.at for array in self.numbers)
+        if at_steps and {"layer", "head"} <= names <= {"layer", "head", "step"}:
+            found = [self._series(array, runs, kinds, len(kinds) > 1) for array in joined]
+            finite = np.concatenate([s.values[np.isfinite(s.values)] for s in found] or [np.zeros(0)])
+            low, high = (min(0.0, float(finite.min())), max(1.0, float(finite.max()))) if len(finite) else (0, 1)
+            many = max(np.size(series.values) for series in found) > _MOST_CELLS
+            unit = self.unit or _measure(kinds, declared)
+            return HeatmapPanel(id_, "", found, limits=(low, high), unit=unit, is_still=many)
         joined = [part for array in joined for part in _few_heads(array)]
-    kinds = list(dict.fromkeys(a.quantity for a in joined if not _is_control(a)))
-    several = len({array.quantity for array in joined}) > 1
-    found = [_series(array, runs, several, kinds) for array in joined if np.size(array.values)]
-    log = any(getattr(declared.get(_plain(a.quantity)), "scale", "") == "log" for a in joined)
-    if is_map:
-        finite = np.concatenate([np.ravel(s.values)[np.isfinite(np.ravel(s.values))] for s in found] or [np.zeros(0)])
-        low, high = (min(0.0, float(finite.min())), max(1.0, float(finite.max()))) if len(finite) else (0.0, 1.0)
-        return HeatmapPanel(id_, title, found, limits=(low, high))
-    x = next((name for name in _ALONG if name in names), None)
-    shown = [series for series in found if x in series.axes]
-    if x is None or not any(len(series.axes[x]) > 1 for series in shown):
-        return None
-    return CurvePanel(id_, title, shown, x, unit=_measure(kinds, declared), log=log, x_log=x in _SPACED)
+        several = len({array.quantity for array in joined}) > 1
+        found = [self._series(array, runs, kinds, several) for array in joined if np.size(array.values)]
+        lengths = {name: max((len(s.axes[name]) for s in found if name in s.axes), default=0) for name in names}
+        # Single steps are no axis beside another.
+        along = [name for name in _ALONG if name in names and not (name == "step" and at_steps)]
+        x = next((name for name in along if lengths[name] > 1), next(iter(along), None))
+        if x is None:
+            return None
+        shown = [series for series in found if x in series.axes]
+        shown += [
+            Series(np.asarray(a.values, dtype=float), _axes(a), None, a.quantity, "control", facet=_facet(a, several))
+            for a in self.beside
+        ]
+        unit = self.unit or _measure(kinds, declared)
+        return CurvePanel(id_, "", shown, x, unit=unit, log=log, x_log=x in _SPACED, span=self.span)
+
+    def _series(self, array: LabelledArray, runs: Sequence[str], kinds: Sequence[str], several: bool) -> Series:
+        given = self.names.get(array.quantity)
+        words = [given if given is not None else _name(array.quantity)] if several or given else []
+        words += [f"block {array.at['layer']}"] if "layer" in array.at and not _facet(array, several) else []
+        words += [array.at["head"]] if "head" in array.at else []
+        if array.quantity.startswith("bias_text/") and not (given and "text" in given):
+            words.append("text probe")
+        run = runs.index(array.at["run"]) if array.at.get("run") in runs else None
+        look: Look = LOOKS[kinds.index(array.quantity) % len(LOOKS)] if array.quantity in kinds else "control"
+        look = "band" if _plain(array.quantity) in _BANDS else look
+        if array.at.get("head") in ("least head", "largest head"):
+            look = "dotted"
+        axes, values = _axes(array), np.asarray(array.values, dtype=float)
+        heads = ("head" in axes or "head" in array.at) and "layer" in axes
+        facet = "layer" if heads else _facet(array, several)
+        name = ", ".join(filter(None, words))
+        return Series(values, axes, run, name, look, str(array.at.get("probe", "")), facet)
+
+
+def on_one_scale(drawn: Sequence[Drawn]) -> list[Drawn]:
+    """Give panels that stand side by side one range of values."""
+    every: list[np.ndarray] = []
+    for one in drawn:
+        every += [s.values for s in one.made.series] if one.made else [array.values for array in one.numbers]
+    finite = np.concatenate([np.asarray(values, dtype=float).ravel() for values in every] or [np.zeros(0)])
+    finite = finite[np.isfinite(finite)]
+    span = (float(finite.min()), float(finite.max())) if len(finite) and len(drawn) > 1 else None
+    return [replace(one, span=one.span or span) for one in drawn]
+
+
+def _facet(array: LabelledArray, several: bool) -> str:
+    """Return the small panel of an array of one block beside others."""
+    return f"block {array.at['layer']}" if several and "layer" in array.at else ""
 
 
 def _few_heads(array: LabelledArray) -> list[LabelledArray]:
@@ -387,17 +467,3 @@ def _joined(numbers: Sequence[LabelledArray]) -> list[LabelledArray]:
 
 def _is_control(array: LabelledArray) -> bool:
     return _plain(array.quantity) in _CONTROLS or array.quantity in _CONTROLS
-
-
-def _series(array: LabelledArray, runs: Sequence[str], several: bool, kinds: Sequence[str]) -> Series:
-    words = [_name(array.quantity)] if several else []
-    words += [f"block {array.at['layer']}"] if "layer" in array.at else []
-    words += [array.at["head"]] if "head" in array.at else []
-    if array.quantity.startswith("bias_text/"):
-        words.append("text probe")
-    run = runs.index(array.at["run"]) if array.at.get("run") in runs else None
-    look: Look = "control" if _is_control(array) else LOOKS[kinds.index(array.quantity) % len(LOOKS)]
-    if array.at.get("head") in ("least head", "largest head"):
-        look = "dotted"
-    probe = str(array.at.get("probe", ""))
-    return Series(np.asarray(array.values, dtype=float), _axes(array), run, ", ".join(words), look, probe)

@@ -5,19 +5,30 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from ..pictures.labels import place_labels
-from ..pictures.panels import blocks_of_change
+from ..pictures.labels import place_labels, spread_apart
+from ..pictures.panels import blocks_of_change, least_and_greatest
 from ..pictures.style import RUN_COLOURS
 from ..text import format_value, shorten
 from .scales import CIVIDIS, Scale, cell_colour, depth_colour, fitting_scale, png_of_cells, tick_text
-from .specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, Point, RankingPanel, ScatterPanel, axis_title
+from .specs import (
+    ChartPanel,
+    CurvePanel,
+    HeatmapPanel,
+    MatrixPanel,
+    Point,
+    RankingPanel,
+    ScatterPanel,
+    Series,
+    axis_title,
+)  # fmt: skip
 
 _WIDTH, _HEIGHT = 360, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 6, 6, 20
@@ -31,19 +42,20 @@ MOST_NAMED = 6
 _MOST_NUMBERED = (16, 12)
 """Largest numbers of rows and columns of a map with numbers in its cells; a larger map is a picture."""
 _DASHES = {"dashed": "5 3", "dotted": "1.5 2.5", "control": "4 3"}
+_KEY_LOOKS = {"dots": "dot"}
 
 
-def still(panel: ChartPanel) -> Markup:
-    """Render a panel as HTML that needs no script."""
-    if isinstance(panel, CurvePanel):
-        return _curves(panel)
-    if isinstance(panel, HeatmapPanel):
-        return _heatmap(panel)
+def still(panel: ChartPanel, description: str = "") -> Markup:
+    """Render a panel as HTML that needs no script; ``description`` is for screen readers, by default the title."""
     if isinstance(panel, RankingPanel):
         return _ranking(panel)
     if isinstance(panel, MatrixPanel):
         return _matrix(panel)
-    return _scatter(panel)
+    described = f'role="img" aria-label="{escape(description or panel.title)}"'
+    if isinstance(panel, CurvePanel):
+        named = any("text" in series.axes for series in panel.series)
+        return _paths(panel, described) if named else _curves(panel, described)
+    return _heatmap(panel, described) if isinstance(panel, HeatmapPanel) else _scatter(panel, described)
 
 
 def run_variable(run: int | None) -> str:
@@ -55,7 +67,9 @@ def run_variable(run: int | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
+    """A line of a panel as it is shown at first."""
+
     x: np.ndarray
     y: np.ndarray
     colour: str
@@ -65,40 +79,72 @@ class _Line:
     """The same without block, head and step."""
     blocks: tuple[int, int] | None = None
     """First and last block, if it is the line of a block."""
+    facet: str = ""
+    """Title of its small panel; "" belongs to all."""
+    faint: bool = False
+    """True for one of many heads, whose mean stands out."""
 
 
-def _lines(panel: CurvePanel) -> Iterator[_Line]:
-    """Yield the lines that the page shows at first: whole runs, the last step, the mean of the heads."""
-    plain = any(len(series.axes) == 1 for series in panel.series)
+def lines_of(panel: CurvePanel) -> Iterator[Line]:
+    """Yield the lines that the page shows at first: whole runs, the last step, the mean of the heads.
+
+    Small panels show every head, and two steps are both shown, the first dashed.
+    """
+    plain = any(len(series.axes) == 1 and series.look not in ("control", "band") for series in panel.series)
     led = [s for s in panel.series if not (s.probe and panel.lead) or s.probe == panel.lead]
     shown = [s for s in led if not (plain and {"layer", "head"} & (set(s.axes) - {panel.x}))]
     for series in shown:
-        values, axes = np.asarray(series.values, dtype=float), {k: list(v) for k, v in series.axes.items()}
-        when = ""
-        for name in [name for name in axes if name in ("step", "head") and name != panel.x]:
-            place = list(axes).index(name)
-            with np.errstate(invalid="ignore"):
-                values = values.take(-1, place) if name == "step" else values.mean(place)
-            when = f"step {axes[name][-1]:,}" if name == "step" else when
-            del axes[name]
-        if panel.x not in axes or not len(axes[panel.x]):
+        if panel.x not in series.axes or not len(series.axes[panel.x]):
             continue
-        values = np.moveaxis(values, list(axes).index(panel.x), -1)
-        x = np.asarray(axes.pop(panel.x), dtype=float)
-        counts: list[Sequence[int]] = [range(len(c)) for c in axes.values()]
-        if next(iter(axes), "") == "layer" and len(counts[0]) > _MOST_LINES:
-            counts[0] = blocks_of_change([_on_axis(values, panel.log)], len(counts[0]), _MOST_LINES)
-        for index in product(*counts):
-            where = ", ".join(
-                f"{'block' if name == 'layer' else name} {axes[name][i]}" for name, i in zip(axes, index, strict=True)
-            )
-            colour = _depth(index[0], len(next(iter(axes.values())))) if index else run_variable(series.run)
-            name, look = ", ".join(filter(None, [series.name, where, when])), series.look
-            if look in ("control", "band"):
-                yield _Line(x, values[index], "var(--muted)", name, look, series.name)
-                continue
-            ends = (axes["layer"][0], axes["layer"][-1]) if "layer" in axes else None
-            yield _Line(x, values[index], colour, name, look, series.name, ends)
+        steps = series.axes.get("step", ()) if panel.x != "step" else ()
+        both = len(steps) == 2 and not series.facet and series.look == "solid"
+        for when in (0, 1) if both else (-1,):
+            yield from _lines_at(panel, series, when, len(steps))
+
+
+def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Iterator[Line]:
+    """Yield the lines of a series, at one of its steps if it has several."""
+    values, axes = np.asarray(series.values, dtype=float), {k: list(v) for k, v in series.axes.items()}
+    said, look = "", series.look
+    if n_steps:
+        values = values.take(when, list(axes).index("step"))
+        step = axes.pop("step")[when]
+        said = f"step {step:,}" if n_steps > 1 else ""
+        look = "dashed" if when == 0 else look
+    values = np.moveaxis(values, list(axes).index(panel.x), -1)
+    x = np.asarray(axes.pop(panel.x), dtype=float)
+    if not np.isfinite(x).all():
+        return
+    in_facets = series.facet == "layer"
+    if "head" in axes and not in_facets:
+        with np.errstate(invalid="ignore"):
+            values = values.mean(list(axes).index("head"))
+        del axes["head"]
+    counts: list[Sequence[int]] = [range(len(c)) for c in axes.values()]
+    if next(iter(axes), "") == "layer" and len(counts[0]) > _MOST_LINES:
+        counts[0] = blocks_of_change([_on_axis(values, panel.log)], len(counts[0]), _MOST_LINES)
+    run = run_variable(series.run)
+    if in_facets:
+        colour = run if series.run is not None else run_variable(0)
+        for i, layer in enumerate(axes["layer"]):
+            lines, facet = (values[i] if "head" in axes else values[i][None]), f"block {layer}"
+            for line in lines if len(lines) > 1 else ():
+                yield Line(x, line, colour, "one head", look, "", facet=facet, faint=True)
+            name = ("mean of the heads" if len(lines) > 1 else "the head") if "head" in axes else series.name
+            yield Line(x, lines.mean(0), colour, name, look, "", facet=facet)
+        return
+    for index in product(*counts):
+        where = ", ".join(
+            f"{'block' if name == 'layer' else name} {axes[name][i]}" for name, i in zip(axes, index, strict=True)
+        )
+        colour = _depth(index[0], len(next(iter(axes.values())))) if index else run
+        name, facet = ", ".join(filter(None, [series.name, where, said])), series.facet
+        if look in ("control", "band"):
+            yield Line(x, values[index], "var(--muted)", name, look, series.name, facet=facet)
+            continue
+        ends = (axes["layer"][0], axes["layer"][-1]) if "layer" in axes else None
+        plain_name = ", ".join(filter(None, [series.name, said]))
+        yield Line(x, values[index], colour, name, look, plain_name, ends, facet)
 
 
 def _depth(index: int, count: int) -> str:
@@ -120,44 +166,127 @@ def step_share(x: np.ndarray, log: bool) -> np.ndarray:
     return np.arcsinh(x / unit)
 
 
-def _curves(panel: CurvePanel) -> Markup:
-    lines = list(_lines(panel))
-    if not lines:
-        return Markup('<p class="note">Nothing to draw yet.</p>')
-    extra = [-line.y for line in lines if line.look == "band"]
+@dataclass(frozen=True)
+class _Frame:
+    """The rectangle of a plot within a picture, and the places of shares of its axes."""
+
+    left: float = _LEFT
+    top: float = _TOP
+    width: float = _WIDTH - _LEFT - _RIGHT
+    height: float = _HEIGHT - _TOP - _BOTTOM
+    down: bool = False
+
+    def x(self, share: float) -> float:
+        """Return the place of a share of the x axis."""
+        return self.left + share * self.width
+
+    def y(self, share: float) -> float:
+        """Return the place of a share of the y axis."""
+        return self.top + (share if self.down else 1 - share) * self.height
+
+
+@dataclass(frozen=True)
+class Across:
+    """The x axis of lines."""
+
+    values: np.ndarray
+    """``[X]``, every x of the lines, rising."""
+    unit: float = 0.0
+    """Least positive x of a logarithmic axis, which has room for zero; 0 for a linear one."""
+
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        low, high = self._place(float(self.values[0])), self._place(float(self.values[-1]))
+        return low, high - low or 1.0
+
+    def _place(self, x: float) -> float:
+        return math.asinh(x / self.unit) if self.unit else x
+
+    def share(self, x: float) -> float:
+        """Return the share of the axis at x."""
+        low, room = self._ends
+        return (self._place(x) - low) / room
+
+
+def scales_of(panel: CurvePanel, lines: Sequence[Line]) -> tuple[Scale, Across]:
+    """Return the axes of a panel's lines."""
+    extra = [-line.y for line in lines if line.look == "band"] + ([np.array(panel.span)] if panel.span else [])
     judged = [line.y for line in lines if line.look not in ("control", "band")]
     log = panel.log and any((y > 0).any() for y in judged)
     y_scale = fitting_scale(np.concatenate([*(line.y for line in lines), *extra]), log)
     every_x = np.unique(np.concatenate([line.x for line in lines]))
-    places = step_share(every_x, panel.x_log)
-    low, high = float(places.min()), float(places.max())
-    at = dict(zip(every_x.tolist(), ((places - low) / (high - low or 1.0)).tolist(), strict=True))
-    parts = [_frame(y_scale), _x_ticks(every_x, at, axis_title(panel.x, log=panel.x_log))]
-    for line in lines:
-        parts.append(_draw_line(line, at, y_scale, many=len(lines) > _MANY_LINES))
-    described = escape(panel.title)
-    picture = (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 12}" role="img" aria-label="{described}">' + "".join(parts) + "</svg>"
-    )
+    positive = every_x[every_x > 0]
+    return y_scale, Across(every_x, float(positive[0]) if panel.x_log and len(positive) else 0.0)
+
+
+def _frames(n: int) -> tuple[list[_Frame], float]:
+    """Lay out small panels, in one, two or three columns; return them with the height of all."""
+    columns = 1 if n == 1 else 2 if n <= 4 else 3
+    height, gap, title = (_HEIGHT - _TOP - _BOTTOM, 80, 62)[columns - 1], 10, 14 if n > 1 else 0
+    width = (_WIDTH - _LEFT - _RIGHT - gap * (columns - 1)) / columns
+    rows = -(-n // columns)
+    frames = [
+        _Frame(
+            _LEFT + (i % columns) * (width + gap), _TOP + title + (i // columns) * (height + title + 4), width, height
+        )
+        for i in range(n)
+    ]
+    return frames, _TOP + rows * (height + title + 4) - 4 + _BOTTOM
+
+
+def _curves(panel: CurvePanel, described: str) -> Markup:
+    """Draw lines, in a small panel for each block if there are heads."""
+    lines = list(lines_of(panel))
+    if not lines:
+        return Markup('<p class="note">Nothing to draw yet.</p>')
+    y_scale, across = scales_of(panel, lines)
+    facets = list(dict.fromkeys(line.facet for line in lines if line.facet)) or [""]
+    frames, height = _frames(len(facets))
+    columns = len({frame.left for frame in frames})
+    parts = []
+    for i, (facet, frame) in enumerate(zip(facets, frames, strict=True)):
+        frame = replace(frame, down=panel.down)
+        parts.append(_grid(y_scale, frame, labelled=i % columns == 0, about=4 if columns == 1 else 3))
+        if i + columns >= len(facets):
+            parts.append(_x_ticks(across, frame, 0.14 * columns))
+        if facet:
+            parts.append(f'<text class="name" x="{frame.left:.1f}" y="{frame.top - 4:.1f}">{escape(facet)}</text>')
+        inside = [line for line in lines if line.facet in (facet, "")]
+        many = len(lines) > _MANY_LINES
+        parts += [_draw_line(line, across, y_scale, frame, many=many) for line in inside]
+    title = axis_title(panel.x, log=panel.x_log)
+    parts.append(f'<text x="{_WIDTH - _RIGHT}" y="{height + 8:.0f}" text-anchor="end">{escape(title)}</text>')
+    picture = f'<svg viewBox="0 0 {_WIDTH} {height + 12:.0f}" {described}>{"".join(parts)}</svg>'
+    return Markup(picture + _keys(lines))
+
+
+def names_of(lines: Sequence[Line]) -> tuple[dict[tuple[str, str], str], tuple[int, int] | None]:
+    """Return the colours of a panel's (name, look) for its keys, and the blocks of its scale of colours, if it has
+    one.
+    """
     of_blocks = [line for line in lines if line.blocks is not None]
-    scale = ""
-    if len(of_blocks) > MOST_NAMED:
-        first, last = of_blocks[0].blocks or (0, 0)
-        scale = _scale(f"block {first}", str(last), [depth_colour(i / 6) for i in range(7)])
+    scaled = of_blocks[0].blocks if len({line.name for line in of_blocks}) > MOST_NAMED else None
     names: dict[tuple[str, str], str] = {}
     for line in lines:
-        if scale and line.blocks is not None:
+        if scaled and line.blocks is not None:
             names[line.plain_name, line.look] = "var(--ink)"
         else:
-            names[line.name, line.look] = line.colour
-    if len(names) == 1 and scale:
-        names = {}  # one name alone tells nothing apart
+            names[line.name, "faint" if line.faint else line.look] = line.colour
+    names = {(name, look): colour for (name, look), colour in names.items() if name}
+    # One name alone tells nothing apart.
+    return {} if len(names) == 1 and scaled else names, scaled
+
+
+def _keys(lines: Sequence[Line]) -> str:
+    """Render the names of lines, and the scale of the blocks' colours."""
+    names, scaled = names_of(lines)
+    scale = _scale(f"block {scaled[0]}", str(scaled[1]), [depth_colour(i / 6) for i in range(7)]) if scaled else ""
     keys = "".join(
-        f'<span><i class="{escape(look)}" style="--c:{colour}"></i>{escape(shorten(name, 40))}</span>'
+        f'<span><i class="{escape(_KEY_LOOKS.get(look, look))}" style="--c:{colour}"></i>'
+        f"{escape(shorten(name, 40))}</span>"
         for (name, look), colour in names.items()
-        if name
     )
-    return Markup(picture + scale + (f'<div class="keys">{keys}</div>' if keys else ""))
+    return scale + (f'<div class="keys">{keys}</div>' if keys else "")
 
 
 def _scale(low: str, high: str, colours: Sequence[str]) -> str:
@@ -166,35 +295,56 @@ def _scale(low: str, high: str, colours: Sequence[str]) -> str:
     return f'<div class="scale">{escape(low)}<i style="{ramp}"></i>{escape(high)}</div>'
 
 
-def _frame(scale: Scale) -> str:
+def _grid(scale: Scale, frame: _Frame, *, labelled: bool, about: int) -> str:
+    """Draw the lines of the grid, with their numbers if ``labelled``."""
     parts = []
-    for tick in scale.ticks():
-        y = _y(scale.share(tick))
-        parts.append(f'<line class="g" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{tick_text(tick)}</text>')
+    for tick in scale.ticks(about):
+        y, right = frame.y(scale.share(tick)), frame.left + frame.width
+        parts.append(f'<line class="g" x1="{frame.left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        if labelled:
+            parts.append(f'<text x="{frame.left - 5:.1f}" y="{y + 3:.1f}" text-anchor="end">{tick_text(tick)}</text>')
     return "".join(parts)
 
 
-def _x_ticks(values: np.ndarray, at: dict[float, float], title: str) -> str:
+def x_ticks(across: Across, apart: float = 0.14) -> list[float]:
+    """Return x that have numbers, so far apart that these do not touch: powers of ten on a logarithmic axis with
+    several, otherwise some of the lines' own.
+    """
+    values, candidates = across.values.tolist(), []
+    if across.unit:
+        powers = range(
+            math.ceil(math.log10(across.unit) - 1e-9), math.floor(math.log10(max(values[-1], 1e-300)) + 1e-9) + 1
+        )
+        candidates = [*([0.0] if values[0] == 0 else []), *(10.0**power for power in powers)]
     chosen: list[float] = []
-    for value in [*values.tolist()]:
-        if not chosen or at[value] - at[chosen[-1]] > 0.14:
+    for value in candidates if len(candidates) > 2 else values:
+        if not chosen or across.share(value) - across.share(chosen[-1]) > apart:
             chosen.append(value)
-    texts = [
-        f'<text x="{_x(at[v]):.1f}" y="{_HEIGHT - _BOTTOM + 13}" text-anchor="middle">{tick_text(v)}</text>'
-        for v in chosen
-    ]
-    foot = f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT + 8}" text-anchor="end">{escape(title)}</text>'
-    return "".join(texts) + foot
+    return chosen
 
 
-def _draw_line(line: _Line, at: dict[float, float], scale: Scale, *, many: bool) -> str:
+def _x_ticks(across: Across, frame: _Frame, apart: float) -> str:
+    foot = frame.top + frame.height + 13
+    return "".join(
+        f'<text x="{frame.x(across.share(v)):.1f}" y="{foot:.1f}" text-anchor="middle">{tick_text(v)}</text>'
+        for v in x_ticks(across, apart)
+    )
+
+
+def _draw_line(line: Line, across: Across, scale: Scale, frame: _Frame, *, many: bool) -> str:
     """Draw a line, with a dot at each point if there are few lines and points."""
+    if line.look == "dots":
+        xs, ys = line.x.tolist(), line.y.tolist()
+        shown = [(frame.x(across.share(x)), frame.y(scale.share(y))) for x, y in zip(xs, ys, strict=True)]
+        # Dots are the round ends of lines of no length.
+        d = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in shown if math.isfinite(y))
+        wide = 2.2 if len(shown) > _MOST_POINTS else 4
+        return f'<path class="l" d="{d}" stroke="{line.colour}" style="stroke-width:{wide};stroke-linecap:round"/>'
     most = _MOST_POINTS // 2 if many else _MOST_POINTS
-    keep = np.unique(np.linspace(0, len(line.x) - 1, min(len(line.x), most)).astype(int))
-    points = [(_x(at[float(line.x[i])]), _y(scale.share(float(line.y[i])))) for i in keep]
+    keep = least_and_greatest(line.y, most)
+    points = [(frame.x(across.share(float(line.x[i]))), frame.y(scale.share(float(line.y[i])))) for i in keep]
     if line.look == "band":
-        there = [(x, y, _y(scale.share(-float(line.y[i])))) for i, (x, y) in zip(keep, points, strict=True)]
+        there = [(x, y, frame.y(scale.share(-float(line.y[i])))) for i, (x, y) in zip(keep, points, strict=True)]
         there = [p for p in there if all(map(math.isfinite, p))]
         outline = [f"{x:.1f} {y:.1f}" for x, y, _ in there] + [f"{x:.1f} {y:.1f}" for x, _, y in reversed(there)]
         return f'<path d="M{"L".join(outline)}Z" fill="var(--muted)" opacity=".25"/>' if there else ""
@@ -204,45 +354,112 @@ def _draw_line(line: _Line, at: dict[float, float], scale: Scale, *, many: bool)
             pieces.append(f"{pen}{x:.1f} {y:.1f}")
         pen = "L" if math.isfinite(y) else "M"
     dash = f' stroke-dasharray="{_DASHES[line.look]}"' if line.look in _DASHES else ""
-    path = f'<path class="l" d="{"".join(pieces)}" stroke="{line.colour}"{dash}/>'
-    if many or len(points) >= 25 or line.look == "control":
+    faint = ' opacity=".45" style="stroke-width:.8"' if line.faint else ""
+    path = f'<path class="l" d="{"".join(pieces)}" stroke="{line.colour}"{dash}{faint}/>' if pieces else ""
+    lone = len(line.x) == 1
+    if not lone and (many or len(points) >= 25 or line.look == "control" or line.faint):
         return path
     dots = [(x, y) for x, y in points if math.isfinite(y)]
     return path + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1.8" fill="{line.colour}"/>' for x, y in dots)
 
 
-def _x(share: float) -> float:
-    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+_NAME_WIDTH, _NAME_GAP = 100, 11.0
+"""Room for a token's name beside its path, and the distance between two names."""
 
 
-def _y(share: float) -> float:
-    return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+def paths_of(panel: CurvePanel) -> list[Line]:
+    """Return the paths of a panel's tokens, each named by its text."""
+    return [
+        Line(
+            np.asarray(series.axes["step"], dtype=float),
+            path,
+            run_variable(series.run),
+            text,
+            series.look,
+            series.name,
+        )
+        for series in panel.series
+        if "text" in series.axes
+        for text, path in zip(series.axes["text"], np.asarray(series.values, dtype=float), strict=True)
+    ]
+
+
+def end_of_path(line: Line, end: int) -> str:
+    """Return the words beside an end of a path: the token's text and its rank."""
+    words = [f"‹{shorten(line.name, 10)}›", f"{line.y[end]:,.0f}"]
+    return " ".join(words if end else words[::-1])
+
+
+def _paths(panel: CurvePanel, described: str) -> Markup:
+    """Draw the ranks of tokens over training, with every token's text at both ends."""
+    lines = paths_of(panel)
+    y_scale, across = scales_of(panel, lines)
+    high = max(190.0, _NAME_GAP * len(lines))
+    frame = _Frame(_NAME_WIDTH, 10, _WIDTH - 2 * _NAME_WIDTH, high, panel.down)
+    parts = [_x_ticks(across, frame, 0.3)]
+    for end, side, away in ((0, "end", -1), (-1, "start", 1)):
+        points = [frame.y(y_scale.share(float(line.y[end]))) for line in lines]
+        heights = spread_apart(np.array(points), _NAME_GAP, frame.top, frame.top + high)
+        x = frame.x(0.0 if end == 0 else 1.0)
+        for line, point, height in zip(lines, points, heights.tolist(), strict=True):
+            text = escape(end_of_path(line, end))
+            parts.append(f'<path class="g" d="M{x:.1f} {point:.1f}L{x + 9 * away:.1f} {height:.1f}" fill="none"/>')
+            place = f'x="{x + 11 * away:.1f}" y="{height + 3:.1f}" text-anchor="{side}"'
+            parts.append(f'<text class="path" {place}>{text}</text>')
+    parts += [_draw_line(line, across, y_scale, frame, many=False) for line in lines]
+    foot = f'<text x="{frame.x(1):.1f}" y="{high + 34:.0f}" text-anchor="end">{escape(axis_title(panel.x))}</text>'
+    named = [replace(line, name=line.plain_name) for line in lines]
+    return Markup(f'<svg viewBox="0 0 {_WIDTH} {high + 38:.0f}" {described}>{"".join(parts)}{foot}</svg>{_keys(named)}')
 
 
 # ── cells ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _heatmap(panel: HeatmapPanel) -> Markup:
-    """Draw the first run's map at the last step."""
+def maps_of(panel: HeatmapPanel) -> list[tuple[str, np.ndarray, list[Any], list[Any]]]:
+    """Return title, values, rows and columns of the maps that are shown at first: of the first run and probe.
+
+    Each name has one, or two if it was measured at two steps, otherwise at the last.
+    """
+    found = []
+    first: dict[str, Series] = {}
+    for series in panel.series:
+        if (series.run, series.probe) == (panel.series[0].run, panel.series[0].probe):
+            first.setdefault(series.name, series)
+    for series in first.values():
+        values, axes = np.asarray(series.values, dtype=float), list(series.axes)
+        steps = list(series.axes.get("step", ()))
+        rows, columns = (list(series.axes[name]) for name in (panel.rows, panel.columns))
+        for when in (0, 1) if len(steps) == 2 else (-1,):
+            cells = values.take(when, axes.index("step")) if steps else values
+            said = f"step {steps[when]:,}" if len(steps) > 1 else ""
+            if axes.index(panel.rows) > axes.index(panel.columns):
+                cells = cells.T
+            found.append((", ".join(filter(None, [series.name, said])), cells, rows, columns))
+    return found
+
+
+def _heatmap(panel: HeatmapPanel, described: str) -> Markup:
+    """Draw the maps of a panel, side by side."""
     if not panel.series:
         return Markup('<p class="note">Nothing to draw yet.</p>')
-    series = panel.series[0]
-    values, axes = np.asarray(series.values, dtype=float), list(series.axes)
-    if "step" in axes:
-        values = values.take(-1, axes.index("step"))
-        axes.remove("step")
-    if axes.index(panel.rows) > axes.index(panel.columns):
-        values = values.T
+    maps = maps_of(panel)
     low, high = panel.limits
-    rows, columns = (list(series.axes[name]) for name in (panel.rows, panel.columns))
-    if len(rows) > _MOST_NUMBERED[0] or len(columns) > _MOST_NUMBERED[1]:
-        return _map((values - low) / (high - low), rows, columns, panel)
-    cells = [["" if not math.isfinite(v) else _short(v) for v in row] for row in values]
-    shares = [[(v - low) / (high - low) for v in row] for row in values]
-    return _cells(rows, columns, cells, [[_look_of(s) for s in row] for row in shares], panel.rows, panel.columns)
+    made = []
+    for title, values, rows, columns in maps:
+        if len(rows) > _MOST_NUMBERED[0] or len(columns) * len(maps) > _MOST_NUMBERED[1]:
+            drawn = _map((values - low) / (high - low), rows, columns, panel, described)
+        else:
+            cells = [["" if not math.isfinite(v) else _short(v) for v in row] for row in values]
+            looks = [[_look_of((v - low) / (high - low)) for v in row] for row in values]
+            drawn = _cells(rows, columns, cells, looks, panel.rows, panel.columns)
+        heading = f'<p class="when">{escape(title)}</p>' if title else ""
+        made.append(Markup(f"<div>{heading}{drawn}</div>") if len(maps) > 1 else Markup(heading) + drawn)
+    return Markup('<div class="maps">') + Markup("").join(made) + Markup("</div>") if len(maps) > 1 else made[0]
 
 
-def _map(shares: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], panel: HeatmapPanel) -> Markup:
+def _map(
+    shares: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], panel: HeatmapPanel, described: str
+) -> Markup:
     """Draw a map of many cells as a picture, with a scale of its colours."""
     data = base64.b64encode(png_of_cells(shares)).decode()
     across, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _BOTTOM - _TOP
@@ -259,8 +476,8 @@ def _map(shares: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], panel:
     words = {"layer": "block"}
     foot = f"{words.get(panel.rows, panel.rows)} by {words.get(panel.columns, panel.columns)}"
     parts.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT + 8}" text-anchor="end">{escape(foot)}</text>')
-    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT + 12}" role="img" aria-label="{escape(panel.title)}"'
     low, high = (tick_text(limit) for limit in panel.limits)
+    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT + 12}" {described}'
     return Markup(f"<svg {box}>{''.join(parts)}</svg>{_scale(low, high, CIVIDIS)}")
 
 
@@ -379,7 +596,7 @@ def _with_ends(value: float, ends: tuple[float, float] | None) -> str:
     return f"<td>{format_value(value, '.3f')}{beside}</td>"
 
 
-def _scatter(panel: ScatterPanel) -> Markup:
+def _scatter(panel: ScatterPanel, described: str) -> Markup:
     points = [p for p in panel.points if math.isfinite(p.x) and math.isfinite(p.y)]
     width, height, foot = 2 * _WIDTH, 2 * _HEIGHT, 34
     # The name of the y axis stands above its highest number.
@@ -434,6 +651,5 @@ def _scatter(panel: ScatterPanel) -> Markup:
         )
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" {look} data-tip="{tip}"/>')
         parts.append(f'<text class="name" x="{left:.1f}" y="{top + 9.5:.1f}">{escape(shorten(p.name, 28))}</text>')
-    described = escape(panel.title)
-    box = f'<svg class="scatter" viewBox="0 0 {width} {height}" role="img" aria-label="{described}">'
+    box = f'<svg class="scatter" viewBox="0 0 {width} {height}" {described}>'
     return _point_list(panel, points) + Markup(f"{box}{''.join(parts)}</svg>")

@@ -13,6 +13,7 @@ from ...findings.interventions import dose_in_words, intervention_in_words
 from ...measure.interventions import Intervened
 from ...measure.loss_by_position import LengthResult
 from ...measure.quantised.cost import QuantisedCost
+from ..charts.specs import CurvePanel, Series
 from ..csv_files import LabelledArray, to_csv
 from ..text import without_shared_folder
 from .axes import log_heights, token_axis, whole_ticks
@@ -57,6 +58,25 @@ def _numbers(found: Intervened, model: str, probe: str) -> list[LabelledArray]:
         losses = [loss for number in range(len(found.passes)) if (loss := found.loss(number)) is not None]
         numbers.append(LabelledArray("loss", np.array([mean for mean, _ in losses]), [doses], at))
     return numbers
+
+
+def dose_panels(found: Intervened) -> list[CurvePanel]:
+    """Build the panels of an intervention: a line for each dose over the blocks, means over heads and keys."""
+    keys = ", ".join(map(str, found.keys))
+    shown = {f"attention to {keys}": found.stacked("attention").mean((2, 3))}
+    if found.keys != (0,):
+        shown["attention to 0"] = found.stacked("attention_to_first").mean((2, 3))
+    shown[f"norm of state {keys}"] = found.stacked("state_norm").mean(2)
+    panels = []
+    for title, values in shown.items():
+        axis = {"layer": range(1, values.shape[1] + 1)}
+        series = [Series(line, axis, number, dose_in_words(found, number)) for number, line in enumerate(values)]
+        is_norm = title.startswith("norm")
+        if not is_norm:
+            level = np.full(values.shape[1], float(found.uniform.mean()))
+            series.append(Series(level, axis, None, "uniform attention", "control"))
+        panels.append(CurvePanel(title.split()[0], title, series, "layer", log=is_norm))
+    return panels
 
 
 @in_figure_style

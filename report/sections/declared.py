@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...metrics.quantities import LOGGED
 from ...metrics.quantity import AXES, Quantity
+from ..charts.specs import Drawn
 from ..csv_files import LabelledArray
-from ..pictures.axes import position_axis
-from ..pictures.curves import Control, Curve, draw_curves
-from ..pictures.layers_and_heads import block_titles, draw_blocks, draw_head_maps, draw_heads
-from ..pictures.panels import Panel
-from ..pictures.saving import later
-from ..pictures.style import DASHED, SOLID
 from ..run_history import GROUPS, RunHistory, measured_probes
 from ..text import finite_or_nan, format_value
-from .section import Drawing, Listing, Section
-from .snapshot_view import Arrays, SnapshotView, draw_by_block, drawn_positions
-from .training_view import BlockValues, TrainingView, arrays_at, control_label, heights_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+from .section import Listing, Section
+from .snapshot_view import Arrays, SnapshotView, draw_by_block, drawn_positions, levels
+from .training_view import BlockValues, TrainingView, arrays_at, control_label
 
 # ---------------------------------------------------------------- declared
 # Pictures of a quantity that no link draws itself, from its declaration alone: chosen by its axes.
@@ -35,8 +26,8 @@ if TYPE_CHECKING:
 # small multiples and a map; values along positions, or along another index, are lines over it.
 
 _BLOCKS = ("layer", "state")
-Moment = tuple[str, Mapping[str, Any], np.ndarray]
-"""Time in words, the columns of its numbers, and the array."""
+Moment = tuple[Mapping[str, Any], np.ndarray]
+"""Columns of the numbers at a time, and the array."""
 
 
 def draw_over_training(view: TrainingView, section: Section, quantities: Iterable[Quantity]) -> None:
@@ -48,21 +39,20 @@ def draw_over_training(view: TrainingView, section: Section, quantities: Iterabl
         if quantity.name in controls_of_others:
             curves = []  # they stand beside what they control
         elif quantity.name in LOGGED:
-            curves = view.logged({quantity.name: ("", SOLID)})
+            curves = view.logged({quantity.name: ""})
         else:
             curves = view.by_probe(quantity.name) if quantity.has_scalar else []
         controls = view.controls(quantity, curves)
-        log = quantity.scale == "log"
-        view.add_curves(section, key, caption, curves, quantity.axis_label, controls, from_zero=not log, log=log)
+        view.add_curves(section, key, caption, curves, quantity.axis_label, controls)
         if not quantity.axes:
             continue
-        heights, values = heights_of(quantity), BlockValues(quantity)
+        values = BlockValues(quantity)
         if _has_blocks(quantity):
             embeddings = quantity.axes[0] == "state"
-            view.add_blocks(section, f"{key}-blocks", f"{caption} By block.", [values], heights, embeddings=embeddings)
+            view.add_blocks(section, f"{key}-blocks", f"{caption} By block.", values, embeddings=embeddings)
         if quantity.axes == ("layer", "head"):
             heads = replace(values, read=np.asarray)
-            view.add_heads(section, f"{key}-heads", f"{caption} Every head.", heads, heights)
+            view.add_heads(section, f"{key}-heads", f"{caption} Every head.", heads)
             view.add_per_probe(section, f"{key}-map", f"{caption} By block and head.", partial(_map_of_run, quantity))
         elif _has_lines(quantity):
             over = AXES[quantity.axes[-1]].column
@@ -137,31 +127,24 @@ def _labels(quantity: Quantity, shape: Sequence[int]) -> list[dict[str, Sequence
 # ── maps of heads ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _maps(quantity: Quantity, moments: Sequence[Moment]) -> Drawing | None:
-    finite = np.concatenate([array[np.isfinite(array)].ravel() for *_, array in moments]) if moments else np.zeros(0)
-    if not len(finite):
+def _maps(quantity: Quantity, moments: Sequence[Moment]) -> Drawn | None:
+    if not any(np.isfinite(array).any() for _, array in moments):
         return None
-    low, high = min(0.0, float(finite.min())), float(finite.max())
-    limits = (low, high if high > low else low + 1)
-    panels = [(title, array) for title, _, array in moments]
-    figure = later(
-        draw_head_maps, panels, quantity.axis_label, limits, lambda value: format_value(value, quantity.format)
-    )
-    return figure, [LabelledArray(quantity.name, array, _labels(quantity, array.shape), at) for _, at, array in moments]
+    return Drawn([LabelledArray(quantity.name, array, _labels(quantity, array.shape), at) for at, array in moments])
 
 
-def _map_of_run(quantity: Quantity, run: RunHistory, prefix: str) -> Drawing | None:
+def _map_of_run(quantity: Quantity, run: RunHistory, prefix: str) -> Drawn | None:
     return _maps(quantity, _moments(quantity, run, prefix))
 
 
-def _draw_map(quantity: Quantity, arrays: Arrays) -> Drawing | None:
-    return _maps(quantity, [("", {}, arrays[quantity.name].astype(float))])
+def _draw_map(quantity: Quantity, arrays: Arrays) -> Drawn | None:
+    return _maps(quantity, [({}, arrays[quantity.name].astype(float))])
 
 
 def _moments(quantity: Quantity, run: RunHistory, prefix: str) -> list[Moment]:
     return [
-        (when, {"step": step}, arrays[quantity.name].astype(float))
-        for when, step, arrays in arrays_at(run, prefix, quantity.name)
+        ({"step": step}, arrays[quantity.name].astype(float))
+        for _, step, arrays in arrays_at(run, prefix, quantity.name)
         if arrays[quantity.name].ndim == len(quantity.axes)
     ]
 
@@ -169,90 +152,53 @@ def _moments(quantity: Quantity, run: RunHistory, prefix: str) -> list[Moment]:
 # ── lines over an index ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _over_index(quantity: Quantity, length: int) -> tuple[np.ndarray, Any]:
-    """Return the indices that lines show, and a function that sets their axis."""
-    shown = drawn_positions(length)
-    label = AXES[quantity.axes[-1]].column
-    first = AXES[quantity.axes[-1]].first
-
-    def axis(axes: Axes) -> None:
-        position_axis(axes, int(shown[-1]) + 1 + first, label)
-
-    return shown, axis
-
-
-def _lines_of_run(quantity: Quantity, run: RunHistory, prefix: str) -> Drawing | None:
+def _lines_of_run(quantity: Quantity, run: RunHistory, prefix: str) -> Drawn | None:
     """Build the lines at birth and now; for heads their mean."""
     moments = _moments(quantity, run, prefix)
-    if not any(np.isfinite(array).any() for *_, array in moments):
+    if not any(np.isfinite(array).any() for _, array in moments):
         return None
     if len(quantity.axes) == 3:
         quantity = replace(quantity, axes=(quantity.axes[0], quantity.axes[2]))
-        moments = [(when, at, array.mean(1)) for when, at, array in moments]
-    return _lines(quantity, moments, run.index)
+        moments = [(at, array.mean(1)) for at, array in moments]
+    return _lines(quantity, moments)
 
 
-def _lines(quantity: Quantity, moments: Sequence[Moment], run: int) -> Drawing:
-    shown, axis = _over_index(quantity, max(array.shape[-1] for *_, array in moments))
-    x = shown + AXES[quantity.axes[-1]].first
-    numbers, panels = [], []
-    for when, at, array in moments:
+def _lines(quantity: Quantity, moments: Sequence[Moment], blocks: Sequence[int] | None = None) -> Drawn:
+    """Draw lines over the last axis; of ``blocks`` alone, if they are given."""
+    shown = drawn_positions(max(array.shape[-1] for _, array in moments))
+    last, numbers = AXES[quantity.axes[-1]], []
+    for at, array in moments:
         kept = shown[shown < array.shape[-1]]
         labels = _labels(quantity, array.shape)
-        labels[-1] = {AXES[quantity.axes[-1]].column: x[: len(kept)].tolist()}
+        labels[-1] = {last.column: (kept + last.first).tolist()}
+        if blocks is not None:
+            labels[0], array = {"layer": [layer + 1 for layer in blocks]}, array[blocks]
         numbers.append(LabelledArray(quantity.name, array[..., kept], labels, at))
-        panels.append(Panel(when, x[: len(kept)], array[..., kept]))
-    log = quantity.scale == "log"
-    if len(quantity.axes) == 1:
-        curves = [
-            Curve(run, "", panel.x.tolist(), panel.lines.tolist(), panel.title, look, markers=len(panel.x) < 25)
-            for panel, look in zip(panels, (DASHED, SOLID)[-len(panels) :], strict=True)
-        ]
-        return later(draw_curves, curves, ylabel=quantity.axis_label, x_axis=axis, log=log), numbers
-    embeddings = quantity.axes[0] == "state"
-    return later(draw_blocks, panels, heights=heights_of(quantity), x_axis=axis, embeddings=embeddings), numbers
+    return Drawn(numbers, unit=quantity.axis_label)
 
 
-def _draw_lines(quantity: Quantity, blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
+def _draw_lines(quantity: Quantity, blocks: Sequence[int], arrays: Arrays) -> Drawn | None:
     array = arrays[quantity.name].astype(float)
     if not np.isfinite(array).any():
         return None
-    if len(quantity.axes) < 3:
-        return _lines(quantity, [("", {}, array)], 0)
-    shown, axis = _over_index(quantity, array.shape[-1])
-    titles = block_titles(blocks)
-    x = shown + AXES[quantity.axes[-1]].first
-    panels = [Panel(title, x, array[layer][:, shown]) for layer, title in titles]
-    figure = later(draw_heads, panels, run=0, heights=heights_of(quantity), x_axis=axis)
-    labels = _labels(quantity, array.shape)
-    labels[0] = {"layer": [layer + 1 for layer, _ in titles]}
-    labels[-1] = {AXES[quantity.axes[-1]].column: x.tolist()}
-    kept = array[[layer for layer, _ in titles]][..., shown]
-    return figure, [LabelledArray(quantity.name, kept, labels)]
+    return _lines(quantity, [({}, array)], blocks if len(quantity.axes) == 3 else None)
 
 
 # ── blocks and scalars of a snapshot ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _draw_blocks(view: SnapshotView, quantity: Quantity, arrays: Arrays) -> Drawing | None:
+def _draw_blocks(view: SnapshotView, quantity: Quantity, arrays: Arrays) -> Drawn | None:
     values = np.asarray(quantity.blocks(arrays[quantity.name]), dtype=float)
-    if not np.isfinite(values).any():
-        return None
     start = AXES[quantity.axes[0]].first
     controls = []
     control = arrays.get(quantity.control) if isinstance(quantity.control, str) else None
-    label, level = control_label(quantity), quantity.level(view.snapshot.summary)
-    blocks = [start, start + len(values) - 1]
+    level = quantity.level(view.snapshot.summary)
     if control is not None and control.shape == values.shape:
-        of_blocks = range(start, start + len(values))
-        controls = [Control(label, of_blocks, control.tolist(), quantity=str(quantity.control))]
+        controls = [levels(str(quantity.control), control.tolist(), range(start, start + len(values)))]
     elif np.isfinite(level):
-        controls = [Control(label, blocks, [level, level], quantity="level")]
-    log = quantity.scale == "log"
-    roles = {quantity.name: ("", SOLID)}
-    return draw_by_block(
-        {quantity.name: values}, roles, quantity.axis_label, start, controls, log=log, from_zero=not log
-    )
+        controls = [levels("level", [level, level], [start, start + len(values) - 1])]
+    names = {array.quantity: control_label(quantity) for array in controls}
+    return draw_by_block({quantity.name: values}, quantity.axis_label, start, controls, {quantity.name: "", **names})
 
 
 def _list_scalars(view: SnapshotView, section: Section, quantities: Sequence[Quantity]) -> None:

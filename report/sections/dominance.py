@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ...findings.along_depth import blocks_in_words, in_block
 from ...findings.massive_channel import massive_pairs
 from ...findings.verdict import Group
 from ...metrics.quantities import MEASURED
+from ..charts.specs import CurvePanel, Drawn, Series
 from ..csv_files import LabelledArray
-from ..pictures.axes import log_ticks, position_axis
-from ..pictures.hidden_units import draw_massive
-from ..pictures.layers_and_heads import draw_blocks
-from ..pictures.panels import Panel
-from ..pictures.saving import later
-from ..pictures.style import SOLID
 from ..run_history import PROBES, measured_probes
 from ..text import format_value
 from .declared import Link
-from .section import Drawing, Listing, Section
+from .section import Listing, Section
 from .snapshot_view import LISTED, Arrays, SnapshotView, draw_by_block, drawn_positions
-from .training_view import BlockValues, TrainingView, heights_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+from .training_view import BlockValues, TrainingView
 
 OUTLIERS = Link(
     "outliers",
@@ -52,17 +41,15 @@ _FIRST = BlockValues(MEASURED["dominance_first"], title="position 0")
 _MEDIAN = BlockValues(MEASURED["dominance_median"], title="median position")
 _MASSIVE = BlockValues(MEASURED["massive_max"])
 _EFFECTIVE_RANK = BlockValues(MEASURED["effective_rank"])
-_RATIO = heights_of(MEASURED["dominance"], least=1)
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
-    view.add_blocks(section, "ratio", "Dominance ratio by block.", [_FIRST, _MEDIAN], _RATIO, embeddings=True)
+    unit = MEASURED["dominance"].axis_label
+    view.add_blocks(section, "ratio", "Dominance ratio by block.", _FIRST, _MEDIAN, unit=unit, embeddings=True)
     caption = "Largest absolute value in the residual stream, by block."
-    heights = heights_of(_MASSIVE.quantity)
-    view.add_blocks(section, "massive", caption, [_MASSIVE], heights, embeddings=True)
+    view.add_blocks(section, "massive", caption, _MASSIVE, embeddings=True)
     caption = "Effective rank of the residual stream, by block."
-    heights = heights_of(_EFFECTIVE_RANK.quantity, least=0)
-    view.add_blocks(section, "rank", caption, [_EFFECTIVE_RANK], heights, embeddings=True)
+    view.add_blocks(section, "rank", caption, _EFFECTIVE_RANK, embeddings=True)
 
 
 # ── in one snapshot ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -77,34 +64,24 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         section, "spectrum", "Singular values of the hidden states, by block.", ["singular_values"], _draw_spectrum
     )
 
-    def effective(arrays: Arrays) -> Drawing | None:
-        found = {"effective_rank": arrays["effective_rank"]}
-        return draw_by_block(
-            found, {"effective_rank": ("", SOLID)}, MEASURED["effective_rank"].axis_label, 0, from_zero=True
-        )
+    def effective(arrays: Arrays) -> Drawn | None:
+        quantity = MEASURED["effective_rank"]
+        return draw_by_block({quantity.name: arrays[quantity.name]}, quantity.axis_label, 0)
 
     view.add(section, "rank", "Effective rank of the hidden states by block.", ["effective_rank"], effective)
     for prefix in measured_probes(view.snapshot):
         _list_massive(view, section, prefix)
 
 
-def _draw_by_position(arrays: Arrays) -> Drawing | None:
+def _draw_by_position(arrays: Arrays) -> Drawn | None:
     ratio = arrays["dominance"]
     if not np.isfinite(ratio).any():
         return None
     t = drawn_positions(ratio.shape[1])
-    figure = later(
-        draw_blocks,
-        [Panel("", t, ratio[:, t])],
-        heights=_RATIO,
-        x_axis=lambda axes: position_axis(axes, int(t[-1]) + 1),
-        embeddings=True,
-    )
-    axes = [{"layer": range(len(ratio))}, {"position": t.tolist()}]
-    return figure, [LabelledArray("dominance", ratio[:, t], axes)]
+    return Drawn([LabelledArray("dominance", ratio[:, t], [{"layer": range(len(ratio))}, {"position": t.tolist()}])])
 
 
-def _draw_massive(arrays: Arrays) -> Drawing | None:
+def _draw_massive(arrays: Arrays) -> Drawn | None:
     value, position, channel = (arrays[f"massive_{name}"] for name in ("value", "position", "channel"))
     if not (np.isfinite(value) & (value > 0)).all():
         return None
@@ -116,30 +93,27 @@ def _draw_massive(arrays: Arrays) -> Drawing | None:
             "channel": channel[layer].tolist(),
         }
         numbers.append(LabelledArray("massive_value", value[layer], [axis], {"layer": layer}))
-    return later(draw_massive, value, position, run=0), numbers
+    blocks = np.broadcast_to(np.arange(len(value))[:, None], value.shape)
+    dots = [
+        Series(value[shown], {"layer": blocks[shown].tolist()}, run, name, "dots")
+        for name, run, shown in (("at position 0", 0, position == 0), ("elsewhere", None, position != 0))
+    ]
+    # The others first, so that they hide none at position 0.
+    return Drawn(numbers, made=CurvePanel("", "", dots[::-1], "layer", "|h|, the ten largest", log=True))
 
 
-def _draw_spectrum(arrays: Arrays) -> Drawing | None:
+def _draw_spectrum(arrays: Arrays) -> Drawn | None:
     values = arrays["singular_values"]
     rank = np.unique(np.geomspace(1, values.shape[1], 128).round().astype(int))
-
-    def axis(axes: Axes) -> None:
-        axes.set_xscale("log")
-        log_ticks(axes.xaxis, 1, values.shape[1])
-        axes.set_xlabel("direction, by singular value")
-
+    # Mere rounding errors are no singular values.
     shown = np.where(values > 1e-6 * values.max(), values, np.nan)[:, rank - 1]
     if not np.isfinite(shown).any():
         return None
-    figure = later(
-        draw_blocks,
-        [Panel("", rank, shown)],
-        heights=heights_of(MEASURED["singular_values"]),
-        x_axis=axis,
-        embeddings=True,
-    )
     axes = [{"layer": range(len(values))}, {"rank": rank.tolist()}]
-    return figure, [LabelledArray("singular_value", values[:, rank - 1], axes)]
+    unit = MEASURED["singular_values"].axis_label
+    lines = Series(shown, {"layer": range(len(values)), "rank": rank.tolist()}, 0)
+    panel = CurvePanel("", "", [lines], "rank", unit, log=True, x_log=True)
+    return Drawn([LabelledArray("singular_value", values[:, rank - 1], axes)], made=panel)
 
 
 def _list_massive(view: SnapshotView, section: Section, prefix: str) -> None:

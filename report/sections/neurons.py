@@ -8,16 +8,14 @@ from functools import partial
 import numpy as np
 
 from ...metrics.quantities import MEASURED
+from ..charts.specs import CurvePanel, Drawn, Series
 from ..csv_files import LabelledArray
-from ..pictures.hidden_units import Units, draw_units
-from ..pictures.layers_and_heads import block_titles
-from ..pictures.saving import later
 from ..run_history import PROBES, arrays_of, measured_probes
 from ..text import format_value
 from .declared import Link
-from .section import Drawing, Listing, Section
+from .section import Listing, Section
 from .snapshot_view import LISTED, Arrays, SnapshotView
-from .training_view import BlockValues, TrainingView, heights_of
+from .training_view import BlockValues, TrainingView
 from .value_aggregation import positive_ratio
 
 _LARGEST_Z = BlockValues(MEASURED["neuron_z"], lambda a: positive_ratio(a[:, 0]))
@@ -25,9 +23,8 @@ _Z, _RATIO = (MEASURED[name].level({}) for name in ("neuron_z", "neuron_ratio"))
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
-    heights = heights_of(_LARGEST_Z.quantity, least=1, most=20, label="largest robust z")
     caption = "Robust z of the unit that position 0 excites most, by block."
-    view.add_blocks(section, "z", caption, [_LARGEST_Z], heights)
+    view.add_blocks(section, "z", caption, _LARGEST_Z, unit="largest robust z")
     curves = view.by_probe("super_neurons")
     view.add_curves(section, "count", "Super neurons in all blocks.", curves, MEASURED["super_neurons"].label)
 
@@ -39,12 +36,12 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     )
     needs = ["activation_first", "activation_others", "neuron_index", "neuron_is_super", "super_neurons"]
     blocks, caption = view.some_blocks(caption)
-    view.add(section, "units", caption, needs, partial(_draw_units, blocks), square=True)
+    view.add(section, "units", caption, needs, partial(_draw_units, blocks))
     for prefix in measured_probes(view.snapshot):
         _list_units(view, section, prefix)
 
 
-def _draw_units(blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
+def _draw_units(blocks: Sequence[int], arrays: Arrays) -> Drawn | None:
     """Draw the hidden units at the first position against the same units at the other positions."""
     first, others = arrays["activation_first"], arrays["activation_others"]
     # Blocks that show none, such as those with experts, have no number at all.
@@ -57,19 +54,45 @@ def _draw_units(blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
     np.put_along_axis(of_seen, arrays["neuron_index"][seen].astype(int), arrays["neuron_is_super"][seen] > 0, axis=1)
     is_super[seen] = of_seen
     silent = max(float(every[every > 0].min()), 1e-4 * float(every.max()))
-    titles = [(layer, title) for layer, title in block_titles(blocks) if seen[layer]]
-    if not titles:
-        return None
-    panels, numbers = [], []
-    for layer, block in titles:
+    numbers, dots = [], []
+    for layer in (block for block in blocks if seen[block]):
         n_super = int(arrays["super_neurons"][layer])
-        title = f"{block}: {n_super} super" if n_super else block
-        panels.append(Units(title, first[layer], others[layer], is_super[layer], silent))
-    for (layer, _), panel in zip(titles, panels, strict=True):
-        shown = panel.drawn()
-        for name, units in (("activation_first", panel.first), ("activation_others", panel.others)):
+        title = f"block {layer + 1}: {n_super} super" if n_super else f"block {layer + 1}"
+        shown = _not_hidden(first[layer], others[layer], is_super[layer], silent)
+        for name, units in (("activation_first", first[layer]), ("activation_others", others[layer])):
             numbers.append(LabelledArray(name, units[shown], [{"unit": shown.tolist()}], {"layer": layer + 1}))
-    return later(draw_units, panels, run=0, ratio=_RATIO), numbers
+        for name, run, of_kind in (("unit", None, ~is_super[layer]), ("super neuron", 0, is_super[layer])):
+            held = shown[of_kind[shown]]
+            x, y = np.maximum(others[layer][held], silent), np.maximum(first[layer][held], silent)
+            dots.append(Series(y, {"elsewhere": x.tolist()}, run, name, "dots", facet=title))
+    if not numbers:
+        return None
+    ends = np.array([silent, float(every.max())])
+    guides = [
+        Series(ends, {"elsewhere": (ends / ratio).tolist()}, None, name, "control")
+        for name, ratio in (("equal", 1.0), (f"{_RATIO:g} times", _RATIO))
+    ]
+    panel = CurvePanel("", "", [*dots, *guides], "elsewhere", "at position 0", log=True, x_log=True)
+    return Drawn(numbers, made=panel)
+
+
+def _not_hidden(
+    first: np.ndarray, others: np.ndarray, is_super: np.ndarray, silent: float, cells: float = 30
+) -> np.ndarray:
+    r"""Return the indices of units that no other hides: one per cell of a grid of so many cells per decade.
+
+    Args:
+        first: ``[F]``, mean \|activation\| at position 0.
+        others: ``[F]``, at the others.
+        is_super: ``[F]`` bool.
+        silent: activations below it are drawn there: a logarithmic axis has no 0.
+        cells: cells per decade.
+    """
+    places = np.round(cells * np.log10(np.maximum([others, first], silent)), 0)
+    # Super neurons first, so that none of them is the one that is left out.
+    order = np.argsort(~is_super, kind="stable")
+    _, kept = np.unique(places[:, order], axis=1, return_index=True)
+    return np.sort(order[kept])
 
 
 #: Columns of the list of units: array, heading, format.

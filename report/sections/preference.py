@@ -8,27 +8,24 @@ from typing import Any
 import numpy as np
 
 from ...metrics.rankings import places
+from ..charts.specs import CurvePanel, Drawn, Series
 from ..csv_files import LabelledArray
-from ..pictures.saving import later
-from ..pictures.style import DASHED, DOTTED, SOLID
-from ..pictures.token_ranks import Distribution, TokenPath, draw_preference, draw_rank_paths
 from ..run_history import RunHistory
 from ..text import finite_or_nan, format_value, one_line, shorten, step_in_words
 from .declared import Link
-from .section import Drawing, Listing, Section
+from .section import Listing, Section
 from .snapshot_view import Arrays, SnapshotView
 from .training_view import TrainingView
 
 
 def _ranks_over_training(view: TrainingView, section: Section) -> None:
-    curves = view.measured({"rank_persistence": ("Spearman ρ", SOLID), "kendall_tau": ("Kendall τ-b", DASHED)})
-    band = view.control("rank_persistence_stranger", "strangers, largest |ρ|")
+    curves = view.measured({"rank_persistence": "Spearman ρ", "kendall_tau": "Kendall τ-b"})
+    band = view.measured({"rank_persistence_stranger": "strangers, largest |ρ|"})
     caption = "Rank correlation of p̄ with birth, over the whole vocabulary."
     view.add_curves(section, "correlation", caption, curves, "rank correlation", band)
     # Where the vocabulary has only k tokens, the top k of any two models overlap entirely.
     smallest = min((s.summary.get("vocab_size", 0) for run in view.runs for s in run.snapshots), default=0)
-    styles = {10: DOTTED, 100: DASHED, 1000: SOLID}
-    roles = {f"overlap_{k}": (f"top {k:,}", style) for k, style in styles.items() if k < smallest}
+    roles = {f"overlap_{k}": f"top {k:,}" for k in (10, 100, 1000) if k < smallest}
     caption = "Overlap of the k most preferred tokens with birth's."
     view.add_curves(section, "overlap", caption, view.measured(roles), "overlap@k")
 
@@ -64,30 +61,33 @@ def ranks(mean_prob: np.ndarray) -> np.ndarray:
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
-    caption = (
-        "Rank in p̄ of the ten favourites of birth and of the ten of now, by their text at both ends; shaded: the first "
-        "ten ranks."
-    )
-    view.add_per_run(section, "ranks", caption, lambda run: _draw_ranks(run, view.linear_until))
-    distributions, numbers = [], []
+    caption = "Rank in p̄ of the ten favourites of birth and of the ten of now, by their text at both ends."
+    view.add_per_run(section, "ranks", caption, _draw_ranks)
+    numbers = []
     for run in view.runs:
-        for now, snapshot in run.moments:
+        for _, snapshot in run.moments:
             p = snapshot.arrays.get("mean_prob")
             if p is not None and np.isfinite(p).all():
-                shown = Distribution(run.index, view.legend_name(run), p, now)
-                distributions.append(shown)
-                numbers.append(_numbers(shown, {"run": run.name, "step": snapshot.step}))
-    if distributions:
-        section.add(later(draw_preference, distributions), "all", "All tokens, most preferred first.", numbers)
+                numbers.append(_numbers(p, {"run": run.name, "step": snapshot.step}))
+    if numbers:
+        section.add(_distribution(numbers), "all", "All tokens, most preferred first.")
 
 
-def _numbers(shown: Distribution, at: dict[str, object]) -> LabelledArray:
-    """Return the numbers of one line of the picture of p̄."""
-    rank, ratio = shown.points()
-    return LabelledArray("preference_ratio", ratio, [{"rank": rank.tolist()}], at)
+def _numbers(mean_prob: np.ndarray, at: dict[str, object]) -> LabelledArray:
+    """Return V·p̄ by rank, closer for the first ones."""
+    size = len(mean_prob)
+    ranks = np.unique(np.geomspace(1, size, 300).astype(int))
+    ratio = np.sort(mean_prob.astype(float))[::-1][ranks - 1] * size
+    return LabelledArray("preference_ratio", ratio, [{"rank": ranks.tolist()}], at)
 
 
-def _draw_ranks(run: RunHistory, linear_until: float | None) -> Drawing | None:
+def _distribution(numbers: list[LabelledArray]) -> Drawn:
+    last = max(max(array.axes[0]["rank"]) for array in numbers)
+    uniform = LabelledArray("uniform", np.ones(2), [{"rank": [1, last]}])
+    return Drawn(numbers, [uniform], unit="V · p̄", log=True)
+
+
+def _draw_ranks(run: RunHistory) -> Drawn | None:
     snapshots = [snapshot for snapshot in run.dated if "mean_prob" in snapshot.arrays]
     if run.first is None or run.last is None or len(snapshots) < 2:
         return None
@@ -96,24 +96,22 @@ def _draw_ranks(run: RunHistory, linear_until: float | None) -> Drawing | None:
     )
     ranks_by_step = [ranks(snapshot.arrays["mean_prob"]) for snapshot in snapshots]
     tokens = now | born
-    paths = [
-        TokenPath(one_line(text), [float(r[token]) for r in ranks_by_step], token in born, token in now)
-        for token, text in tokens.items()
-    ]
-    if not paths or not np.isfinite([path.ranks for path in paths]).all():
+    paths = np.array([[float(r[token]) for r in ranks_by_step] for token in tokens])
+    if not len(paths) or not np.isfinite(paths).all():
         return None
-    steps = [snapshot.step for snapshot in snapshots]
-    figure = later(
-        draw_rank_paths,
-        steps,
-        paths,
-        run=run.index,
-        top=_FAVOURITES,
-        linear_until=linear_until,
-        start=run.start.label if run.start.is_birth else "the start",
-    )
-    axes = [{"token": list(tokens), "text": [path.text for path in paths]}, {"step": steps}]
-    return figure, [LabelledArray("rank", np.array([path.ranks for path in paths]), axes)]
+    texts, steps = [one_line(text) for text in tokens.values()], [snapshot.step for snapshot in snapshots]
+    start = run.start.label if run.start.is_birth else "the start"
+    is_of_birth = np.array([token in born for token in tokens])
+    series = [
+        Series(paths[kind], {"text": [t for t, held in zip(texts, kind, strict=True) if held], "step": steps}, of, name)
+        for kind, of, name in (
+            (~is_of_birth, None, "favourites now only"),
+            (is_of_birth, run.index, f"among {start}'s favourites"),
+        )
+        if kind.any()
+    ]
+    panel = CurvePanel("", "", series, unit="rank in p̄", log=True, down=True)
+    return Drawn([LabelledArray("rank", paths, [{"token": list(tokens), "text": texts}, {"step": steps}])], made=panel)
 
 
 def favourites(run: RunHistory) -> list[tuple[str, str, list[dict[str, Any]]]]:
@@ -177,11 +175,10 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         section.listings.append(Listing("Favourite tokens", headings, rows, "preference-list.csv", numbers, texts=[1]))
 
 
-def _draw_distribution(arrays: Arrays) -> Drawing | None:
+def _draw_distribution(arrays: Arrays) -> Drawn | None:
     if not np.isfinite(arrays["mean_prob"]).all() or not (arrays["mean_prob"] > 0).any():
         return None
-    shown = Distribution(0, "", arrays["mean_prob"], True)
-    return later(draw_preference, [shown]), [_numbers(shown, {})]
+    return _distribution([_numbers(arrays["mean_prob"], {})])
 
 
 PREFERENCE = Link(

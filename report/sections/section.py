@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-
-from markupsafe import Markup
 
 from ...findings.history import Start
+from ..charts.specs import Drawn
 from ..csv_files import LabelledArray, to_csv
-from ..pictures.saving import Later, to_svg
 from ..text import printable
-
-Drawing = tuple[Later, list[LabelledArray]]
-"""A picture and its numbers."""
 
 
 @dataclass(frozen=True)
 class Picture:
     """A picture as it stands in a page."""
 
-    drawing: Later
+    drawn: Drawn
     id: str
     """Id of the picture within its page."""
     caption: str
     file: str
     """Name of the CSV that holds its numbers."""
-    numbers: Sequence[LabelledArray]
+
+    @property
+    def numbers(self) -> Sequence[LabelledArray]:
+        """Numbers of its CSV file."""
+        return self.drawn.numbers
 
     @property
     def name(self) -> str:
@@ -35,24 +33,6 @@ class Picture:
         a name.
         """
         return self.file.removesuffix(".csv")
-
-    @property
-    def names_lines(self) -> bool:
-        """True if a live panel names the lines by tokens under the mouse."""
-        return any("text" in axis for array in self.numbers for axis in array.axes)
-
-    @property
-    def is_tall(self) -> bool:
-        """True if it is higher than wide; it is drawn then."""
-        width, height = self.drawing.figure.get_size_inches()
-        return bool(height > width)
-
-    @cached_property
-    def svg(self) -> Markup:
-        """The drawn SVG. It takes a tenth of a second, so a page with a live panel of the same numbers never asks for
-        it.
-        """
-        return Markup(to_svg(self.drawing.figure, self.id, self.caption))
 
 
 @dataclass(frozen=True)
@@ -94,13 +74,11 @@ class Section:
             pictures=[replace(picture, caption=start.says(picture.caption)) for picture in self.pictures],
         )
 
-    def add(
-        self, drawing: Later, key: str, caption: str, numbers: Sequence[LabelledArray], index: int | None = None
-    ) -> None:
+    def add(self, drawn: Drawn, key: str, caption: str, index: int | None = None) -> None:
         """Add a picture. Those of one ``key`` share a CSV; ``index`` makes their ids in the page differ."""
         name = f"{self.id}-{key}"
         id_ = name if index is None else f"{name}-{index}"
-        self.pictures.append(Picture(drawing, id_, printable(caption), f"{name}.csv", numbers))
+        self.pictures.append(Picture(drawn, id_, printable(caption), f"{name}.csv"))
 
     def add_numbers(self, key: str, numbers: Sequence[LabelledArray]) -> None:
         """Add the numbers of a picture that is not shown to the CSV of its ``key``."""

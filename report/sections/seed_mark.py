@@ -6,28 +6,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..charts.specs import Drawn
 from ..csv_files import LabelledArray
-from ..pictures.curves import Control
-from ..pictures.layers_and_heads import draw_contraction
-from ..pictures.saving import later
-from ..pictures.style import DASHED, SOLID
 from ..run_history import RunHistory
 from ..text import finite_or_nan
 from .declared import Link
-from .section import Drawing, Section
-from .snapshot_view import Arrays, SnapshotView, draw_by_block
-from .training_view import AVERAGED, TrainingView, arrays_at
+from .section import Section
+from .snapshot_view import Arrays, SnapshotView, draw_by_block, levels
+from .training_view import AVERAGED, TrainingView, arrays_at, last_step, level_of
 
 _STRANGERS = "strangers, largest |cosine|"
 
 
 def _direction_over_training(view: TrainingView, section: Section) -> None:
-    band = view.control("alignment_stranger", _STRANGERS)
-    averaged = view.logged({"ema/bias/alignment": (AVERAGED, DASHED)})
-    curves = [*view.measured({"alignment": ("trained weights" if averaged else "", SOLID)}), *averaged]
+    band = view.measured({"alignment_stranger": _STRANGERS})
+    averaged = view.logged({"ema/bias/alignment": AVERAGED})
+    curves = [*view.measured({"alignment": "trained weights" if averaged else ""}), *averaged]
     caption = "Alignment. Grey: the same states against seed directions of other seeds."
     view.add_curves(section, "alignment", caption, curves, "alignment (cosine)", band)
-    drift = view.measured({"drift": ("", SOLID)})
+    drift = view.measured({"drift": ""})
     view.add_curves(section, "drift", "Drift; 1 is birth.", drift, "drift (cosine)")
 
 
@@ -35,25 +32,24 @@ def _direction_in_snapshot(view: SnapshotView, section: Section) -> None:
     caption = "Alignment with the seed direction, and drift, by block."
     view.add(section, "alignment", caption, ["alignment"], _draw_alignment)
 
-    def energy(arrays: Arrays) -> Drawing | None:
+    def energy(arrays: Arrays) -> Drawn | None:
         share = arrays["energy_share"]
         chance = finite_or_nan(view.snapshot.bias.get("energy_share_chance"))
-        level = [Control("chance, 1/d", [0, len(share) - 1], [chance, chance], quantity="energy_share_chance")]
-        controls = level if np.isfinite(chance) else []
-        roles = {"energy_share": ("", SOLID)}
-        return draw_by_block({"energy_share": share}, roles, "share of energy", 0, controls, from_zero=True)
+        level = levels("energy_share_chance", [chance, chance], [0, len(share) - 1])
+        names = {"energy_share": "", level.quantity: "chance, 1/d"}
+        shown = [level] if np.isfinite(chance) else []
+        return draw_by_block({"energy_share": share}, "share of energy", 0, shown, names)
 
     view.add(section, "energy", "Share of the energy along the seed direction, by block.", ["energy_share"], energy)
 
 
-def _draw_alignment(arrays: Arrays) -> Drawing | None:
+def _draw_alignment(arrays: Arrays) -> Drawn | None:
     controls = []
     if (strangers := arrays.get("alignment_stranger")) is not None and len(strangers):
         largest = np.abs(strangers).max(0)
-        controls = [Control(_STRANGERS, range(len(largest)), largest.tolist(), True, "alignment_stranger")]
-    names = {"alignment": ("alignment", SOLID), "drift": ("drift", DASHED)}
-    found = {name: arrays[name] for name in names if name in arrays}
-    return draw_by_block(found, names, "cosine", 0, controls, from_zero=True)
+        controls = [levels("alignment_stranger", largest.tolist(), range(len(largest)))]
+    found = {name: arrays[name] for name in ("alignment", "drift") if name in arrays}
+    return draw_by_block(found, "cosine", 0, controls, {"alignment_stranger": _STRANGERS})
 
 
 DIRECTION = Link(
@@ -86,13 +82,10 @@ _KINDS = {
 def _contraction_over_training(view: TrainingView, section: Section) -> None:
     for kind, caption in _KINDS.items():
 
-        def draw(run: RunHistory, prefix: str, kind: str = kind) -> Drawing | None:
+        def draw(run: RunHistory, prefix: str, kind: str = kind) -> Drawn | None:
             found = arrays_at(run, prefix, f"{kind}_attention", f"{kind}_mlp")
-            if not found:
-                return None
-            profiles = [(title, arrays[f"{kind}_attention"], arrays[f"{kind}_mlp"]) for title, _, arrays in found]
             numbers = [array for _, step, arrays in found for array in _numbers(kind, arrays, step)]
-            return later(draw_contraction, profiles, run=run.index), numbers
+            return _contraction(kind, numbers) if numbers else None
 
         view.add_per_probe(section, kind, caption, draw)
 
@@ -101,9 +94,8 @@ def _contraction_in_snapshot(view: SnapshotView, section: Section) -> None:
     for kind, caption in _KINDS.items():
         names = [f"{kind}_attention", f"{kind}_mlp"]
 
-        def draw(arrays: Arrays, kind: str = kind, names: Sequence[str] = names) -> Drawing:
-            figure = later(draw_contraction, [("", arrays[names[0]], arrays[names[1]])], run=0)
-            return figure, _numbers(kind, arrays, view.snapshot.step)
+        def draw(arrays: Arrays, kind: str = kind) -> Drawn:
+            return _contraction(kind, _numbers(kind, arrays, view.snapshot.step))
 
         view.add(section, kind, caption, names, draw)
 
@@ -114,6 +106,15 @@ def _numbers(kind: str, arrays: Mapping[str, np.ndarray], step: int) -> list[Lab
         LabelledArray(name, arrays[name], [{"layer": range(start, len(arrays[name]) + start)}], {"step": step})
         for name, start in ((f"{kind}_attention", 1), (f"{kind}_mlp", 0))
     ]
+
+
+def _contraction(kind: str, numbers: Sequence[LabelledArray]) -> Drawn:
+    return Drawn(
+        numbers,
+        names={f"{kind}_attention": "after attention", f"{kind}_mlp": "after MLP"},
+        unit="mean cosine",
+        span=(0, 1),
+    )
 
 
 CONTRACTION = Link(
@@ -132,23 +133,15 @@ CONTRACTION = Link(
 
 
 def _lineage_over_training(view: TrainingView, section: Section) -> None:
-    curves = view.logged(
-        {"seedprint/z": (view.start.says("own birth"), SOLID), "seedprint/z_stranger": ("strangers, largest", DASHED)}
-    )
+    birth = view.start.says("own birth")
+    curves = view.logged({"seedprint/z": birth, "seedprint/z_stranger": "strangers, largest"})
     view.add_curves(section, "z", "z of the lineage test.", curves, "z")
-    weights = view.logged(
-        {
-            "seedprint/weights": (view.start.says("own birth"), SOLID),
-            "seedprint/weights_stranger": ("stranger, largest", DASHED),
-        }
-    )
+    weights = view.logged({"seedprint/weights": birth, "seedprint/weights_stranger": "stranger, largest"})
     view.add_curves(section, "weights", "Mean cosine of the weights' matrices.", weights, "cosine")
-    p = view.logged({"seedprint/log10_p": ("", SOLID)})
+    p = view.logged({"seedprint/log10_p": ""})
     caption = "Chance of as large a z between strangers, as a power of ten; below −2 it is the same lineage."
     if p:
-        last = max(max(curve.steps) for curve in p)
-        level = Control("p = 0.01", [0.0, last], [-2.0, -2.0], quantity="level")
-        view.add_curves(section, "p", caption, p, "log₁₀ p", [level])
+        view.add_curves(section, "p", caption, p, "log₁₀ p", [level_of("p = 0.01", -2.0, last_step(p))])
 
 
 LINEAGE = Link(

@@ -4,47 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...metrics.declarations.sinks import n_judged_keys
 from ...metrics.quantities import MEASURED
+from ..charts.specs import Drawn, HeatmapPanel, Series
 from ..csv_files import LabelledArray
-from ..pictures.axes import position_axis
-from ..pictures.layers_and_heads import (
-    block_titles,
-    draw_blocks,
-    draw_head_maps,
-    draw_heads,
-    draw_importance,
-    uniform_importance,
-)
-from ..pictures.panels import Heights, Panel
-from ..pictures.saving import later
-from ..pictures.style import DASHED, DOTTED, SOLID
 from ..run_history import PROBES, RunHistory, arrays_of, measured_probes
 from ..text import finite_or_nan, format_value, one_line, shorten
 from .declared import Link
-from .section import Drawing, Listing, Section
+from .section import Listing, Section
 from .snapshot_view import Arrays, SnapshotView, block_and_head, drawn_positions, head_lines
-from .training_view import BlockValues, TrainingView, arrays_at, heights_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+from .training_view import BlockValues, TrainingView, arrays_at
 
 _COSINE, _POSITIVE = MEASURED["qk_cosine"], MEASURED["qk_positive"]
 
 
 def _lock_over_training(view: TrainingView, section: Section) -> None:
-    heights = heights_of(_COSINE, least=0)
     caption = "Root mean square cosine, mean over the heads of a block."
-    view.add_blocks(section, "cosine", caption, [BlockValues(_COSINE)], heights)
+    view.add_blocks(section, "cosine", caption, BlockValues(_COSINE))
     caption = "Share of the queries with a positive dot product with the first key."
-    view.add_blocks(section, "positive", caption, [BlockValues(_POSITIVE)], heights_of(_POSITIVE, least=0, most=1))
+    view.add_blocks(section, "positive", caption, BlockValues(_POSITIVE))
     of_heads = BlockValues(_COSINE, np.asarray)
-    view.add_heads(section, "cosine-heads", "Root mean square cosine of every head.", of_heads, heights)
+    view.add_heads(section, "cosine-heads", "Root mean square cosine of every head.", of_heads)
 
 
 def _lock_in_snapshot(view: SnapshotView, section: Section) -> None:
@@ -54,10 +37,10 @@ def _lock_in_snapshot(view: SnapshotView, section: Section) -> None:
     view.add(section, "map", caption, ["qk_cosine", "qk_positive"], _draw_lock_maps)
 
 
-def _draw_lock_maps(arrays: Arrays) -> Drawing:
+def _draw_lock_maps(arrays: Arrays) -> Drawn:
     shown = (_COSINE, _POSITIVE)
-    figure = later(draw_head_maps, [(quantity.label, arrays[quantity.name]) for quantity in shown], "")
-    return figure, [LabelledArray(q.name, arrays[q.name], block_and_head(arrays[q.name])) for q in shown]
+    numbers = [LabelledArray(q.name, arrays[q.name], block_and_head(arrays[q.name])) for q in shown]
+    return Drawn(numbers, names={quantity.name: quantity.label for quantity in shown})
 
 
 LOCK = Link(
@@ -82,40 +65,48 @@ _MASS, _RATE = MEASURED["sink_mass"], MEASURED["sink_rate"]
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
-    curves = view.measured({"sink_mass": ("mean over heads", SOLID), "sink_mass_max": ("largest head", DOTTED)})
-    curves += view.measured({"sink_mass": ("mean over heads, text probe", DASHED)}, "bias_text")
-    level = view.control("sink_uniform", _MASS.control_label, band=False)
+    curves = view.measured({"sink_mass": "mean over heads", "sink_mass_max": "largest head"})
+    curves += view.measured({"sink_mass": "mean over heads, text probe"}, "bias_text")
+    level = view.measured({"sink_uniform": _MASS.control_label})
     view.add_curves(section, "mass", "Sink mass over training.", curves, _MASS.axis_label, level)
     epsilons = {format_value(s.bias.get("sink_epsilon"), "g") for run in view.runs for s in run.snapshots}
     threshold = " or ".join(sorted(epsilons))
     caption = f"Share of (sequence, layer, head) whose importance of key 0 exceeds ε = {threshold}."
     view.add_curves(section, "rate", caption, view.by_probe("sink_rate"), _RATE.axis_label)
     of_heads = BlockValues(_MASS, np.asarray)
-    view.add_heads(section, "mass-heads", "Sink mass of every head.", of_heads, heights_of(_MASS, least=0))
+    view.add_heads(section, "mass-heads", "Sink mass of every head.", of_heads)
     view.add_per_probe(section, "map", "Sink mass by block and head.", _draw_mass)
     caption = "Importance over key position, mean over the heads of a block."
     view.add_per_probe(section, "keys", caption, _draw_importance)
 
 
-def _draw_mass(run: RunHistory, prefix: str) -> Drawing | None:
+def _draw_mass(run: RunHistory, prefix: str) -> Drawn | None:
     found = arrays_at(run, prefix, "sink_mass")
     numbers = [
         LabelledArray("sink_mass", a["sink_mass"], block_and_head(a["sink_mass"]), {"step": step})
         for _, step, a in found
     ]
-    panels = [(title, arrays["sink_mass"]) for title, _, arrays in found]
-    return (later(draw_head_maps, panels, _MASS.label), numbers) if panels else None
+    return Drawn(numbers) if numbers else None
 
 
-def _draw_importance(run: RunHistory, prefix: str) -> Drawing | None:
+def _draw_importance(run: RunHistory, prefix: str) -> Drawn | None:
     found = arrays_at(run, prefix, "importance")
-    panels = [(title, arrays["importance"]) for title, _, arrays in found]
     numbers = []
     for _, step, arrays in found:
         mean = arrays["importance"].mean(1)
         axes = [{"layer": range(1, len(mean) + 1)}, {"position": range(mean.shape[1])}]
         numbers.append(LabelledArray("importance", mean, axes, {"step": step}))
-    return (later(draw_importance, panels), numbers) if panels else None
+    return Drawn(numbers, [_uniform(numbers[-1].values.shape[1])]) if numbers else None
+
+
+def _uniform(length: int, keys: Sequence[int] | np.ndarray | None = None) -> LabelledArray:
+    """Return the importance of each key under uniform attention: 1/(t+1) from every query, averaged over the queries
+    t ≥ j.
+    """
+    every = np.arange(length)
+    importance_T = np.cumsum(1 / (every[::-1] + 1.0))[::-1] / (length - every)
+    shown = every if keys is None else np.asarray(keys)
+    return LabelledArray("uniform attention", importance_T[shown], [{"position": shown.tolist()}])
 
 
 # ── in one snapshot ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,45 +180,31 @@ def _list_secondary(view: SnapshotView, section: Section) -> None:
     section.listings.append(Listing(title, headings, rows, "sink-secondary.csv", numbers, texts=[2]))
 
 
-def _draw_maps(arrays: Arrays) -> Drawing:
-    shown = {"sink_mass": (_MASS.label, arrays["sink_mass"])}
-    if "sink_mass_normalised" in arrays:
-        shown["sink_mass_normalised"] = ("as a share of the row", arrays["sink_mass_normalised"])
-    if "sink_rate" in arrays:
-        shown["sink_rate"] = (_RATE.label, arrays["sink_rate"] / 100)
-    figure = later(draw_head_maps, list(shown.values()), "")
-    return figure, [LabelledArray(name, arrays[name], block_and_head(arrays[name])) for name in shown]
+def _draw_maps(arrays: Arrays) -> Drawn:
+    named = {"sink_mass": _MASS.label, "sink_mass_normalised": "as a share of the row", "sink_rate": _RATE.label}
+    names = {name: label for name, label in named.items() if name in arrays}
+    numbers = [LabelledArray(name, arrays[name], block_and_head(arrays[name])) for name in names]
+    maps = []
+    for array in numbers:
+        # A rate is a percentage, the others are shares.
+        shares = array.values / (100 if array.quantity == "sink_rate" else 1)
+        axes = {name: coordinates for axis in array.axes for name, coordinates in axis.items()}
+        maps.append(Series(shares, axes, 0, names[array.quantity]))
+    return Drawn(numbers, made=HeatmapPanel("", "", maps))
 
 
-def _draw_rates(arrays: Arrays) -> Drawing:
+def _draw_rates(arrays: Arrays) -> Drawn:
     grid, epsilons = arrays["sink_rate_grid"], arrays["sink_epsilons"]
-
-    def axis(axes: Axes) -> None:
-        axes.set_xlabel("ε")
-
-    figure = later(
-        draw_blocks, [Panel("", epsilons, grid.mean(2).T)], heights=heights_of(_RATE, least=0, most=100), x_axis=axis
-    )
     axes = [{"epsilon": epsilons.tolist()}, {"layer": range(1, grid.shape[1] + 1)}]
-    return figure, [LabelledArray("sink_rate", grid.mean(2), axes)]
+    return Drawn([LabelledArray("sink_rate", grid.mean(2), axes)])
 
 
-def _draw_keys(blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
+def _draw_keys(blocks: Sequence[int], arrays: Arrays) -> Drawn | None:
     values = arrays["importance"]
     j = drawn_positions(values.shape[2])
-    titles = block_titles(blocks)
-    uniform = uniform_importance(values.shape[2])[j]
-    panels = [Panel(title, j, values[layer][:, j], {"uniform attention": uniform}) for layer, title in titles]
-    if not any(np.isfinite(panel.lines).any() for panel in panels):
+    if not np.isfinite(values[blocks]).any():
         return None
-    figure = later(
-        draw_heads,
-        panels,
-        run=0,
-        heights=Heights("importance", log=True, most=1),
-        x_axis=lambda axes: position_axis(axes, int(j[-1]) + 1),
-    )
-    return figure, [head_lines("importance", values, titles, j)]
+    return Drawn([head_lines("importance", values, blocks, j)], [_uniform(values.shape[2], j)])
 
 
 SINK = Link(

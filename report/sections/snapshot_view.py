@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from ...findings.history import BIRTH, Start
 from ...measure.records import Snapshot
 from ...metrics.quantity import Quantity
+from ..charts.specs import ChartPanel, Drawn, on_one_scale
 from ..csv_files import LabelledArray
-from ..pictures.axes import block_axis
-from ..pictures.curves import Control, Curve, draw_curves
 from ..pictures.panels import blocks_of_change
-from ..pictures.saving import later, on_one_scale
 from ..run_history import PROBES, arrays_of, declared_quantities, measured_probes, of_probe
-from .section import Drawing, Section
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .section import Picture, Section
 
 Arrays = Mapping[str, np.ndarray]
 LISTED = 12
 """Rows of a list."""
-_MOST_DOTS = 50  # points of a line that are marked
 _MAX_POSITIONS = 256  # points of a line
 
 
@@ -81,25 +76,27 @@ class SnapshotView:
         """Return the columns that all numbers of one probe share."""
         return {"run": self.name, "probe": PROBES[prefix], "step": self.snapshot.step}
 
+    def panel(self, picture: Picture) -> ChartPanel | None:
+        """Build the panel of a picture."""
+        return picture.drawn.panel(f"picture-{picture.id}", [self.name], self.quantities)
+
     def add(
         self,
         section: Section,
         key: str,
         caption: str,
         needs: Sequence[str],
-        draw: Callable[[Arrays], Drawing | None],
-        square: bool = False,
+        draw: Callable[[Arrays], Drawn | None],
     ) -> None:
         """Add the pictures that ``draw`` makes of every probe with the arrays it ``needs``, all on one scale."""
         by_probe = {prefix: arrays_of(self.snapshot, prefix) for prefix in measured_probes(self.snapshot)}
         made = {
-            prefix: drawn
+            prefix: drawn.within(self.at(prefix))
             for prefix, arrays in by_probe.items()
             if all(name in arrays for name in needs) and (drawn := draw(arrays)) is not None
         }
-        on_one_scale([drawing for drawing, _ in made.values()], square)
-        for prefix, (drawing, numbers) in made.items():
-            section.add(drawing, *of_probe(prefix, key, caption), [a.within(self.at(prefix)) for a in numbers])
+        for prefix, drawn in zip(made, on_one_scale(list(made.values())), strict=True):
+            section.add(drawn, *of_probe(prefix, key, caption))
 
 
 def _along_depth(quantity: Quantity, array: np.ndarray, n_layers: int) -> np.ndarray:
@@ -122,15 +119,14 @@ def drawn_positions(length: int) -> np.ndarray:
     return np.unique(np.geomspace(1, length, _MAX_POSITIONS).round().astype(int)) - 1
 
 
-def head_lines(quantity: str, values: np.ndarray, titles: Sequence[tuple[int, str]], t: np.ndarray) -> LabelledArray:
+def head_lines(quantity: str, values: np.ndarray, blocks: Sequence[int], t: np.ndarray) -> LabelledArray:
     """Return the numbers behind small multiples with a line for each head, from ``[L, H, T]``."""
-    shown = [layer for layer, _ in titles]
     axes: list[dict[str, Sequence[int]]] = [
-        {"layer": [layer + 1 for layer in shown]},
+        {"layer": [layer + 1 for layer in blocks]},
         {"head": range(values.shape[1])},
         {"position": t.tolist()},
     ]
-    return LabelledArray(quantity, values[shown][:, :, t], axes)
+    return LabelledArray(quantity, values[blocks][:, :, t], axes)
 
 
 def block_and_head(array: np.ndarray) -> list[dict[str, Sequence[int]]]:
@@ -140,30 +136,20 @@ def block_and_head(array: np.ndarray) -> list[dict[str, Sequence[int]]]:
 
 def draw_by_block(
     values: Mapping[str, np.ndarray],
-    roles: Mapping[str, tuple[str, Mapping[str, Any]]],
-    ylabel: str,
+    unit: str,
     start: int,
-    controls: Sequence[Control] = (),
-    *,
-    log: bool = False,
-    from_zero: bool = False,
-) -> Drawing | None:
+    controls: Sequence[LabelledArray] = (),
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> Drawn | None:
     """Draw curves over depth from block ``start`` on (0: the embeddings); None if no value is finite."""
     if not any(np.isfinite(blocks).any() for blocks in values.values()):
         return None
-    curves = [
-        Curve(
-            0, "", range(start, start + len(blocks)), blocks.tolist(), *roles[name], markers=len(blocks) <= _MOST_DOTS
-        )
-        for name, blocks in values.items()
-    ]
-
-    def axis(axes: Axes) -> None:
-        block_axis(axes, embeddings=start == 0)
-
-    figure = later(draw_curves, curves, ylabel=ylabel, x_axis=axis, controls=controls, from_zero=from_zero, log=log)
     numbers = [
         LabelledArray(name, blocks, [{"layer": range(start, start + len(blocks))}]) for name, blocks in values.items()
     ]
-    numbers += [LabelledArray(c.quantity, np.asarray(c.values), [{"layer": c.steps}]) for c in controls if c.quantity]
-    return figure, numbers
+    return Drawn([*numbers, *controls], names=names, unit=unit)
+
+
+def levels(quantity: str, values: Sequence[float], blocks: Sequence[int]) -> LabelledArray:
+    """Return the numbers of a level over depth."""
+    return LabelledArray(quantity, np.asarray(values), [{"layer": blocks}])

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..pictures.curves import Control
-from ..pictures.style import DASHED, FAINT, SOLID
 from ..run_history import RunHistory
 from ..text import finite_or_nan
 from .declared import Link
 from .section import Section
-from .training_view import AVERAGED, TrainingView
+from .training_view import AVERAGED, Curve, TrainingView, last_step, level_of
 
 
 def _loss_over_training(view: TrainingView, section: Section) -> None:
@@ -28,35 +26,30 @@ def _loss_over_training(view: TrainingView, section: Section) -> None:
                     f"{run.name}: {key} is not a number in {len(bad)} lines, first at step {bad[0]:,}."
                 )
     losses = view.logged(
-        {
-            "train/loss": ("train", FAINT),
-            "val/loss": ("validation", SOLID),
-            "ema/val/loss": (f"validation, {AVERAGED}", DASHED),
-        }
+        {"train/loss": "train", "val/loss": "validation", "ema/val/loss": f"validation, {AVERAGED}"},
     )
     entropies = {finite_or_nan((run.birth.get("data") or {}).get("unigram_entropy")) for run in view.runs}
-    reach = [0.0, max((max(curve.steps) for curve in losses), default=0.0)]
     levels = [
-        Control("unigram entropy", reach, [e, e], quantity="unigram_entropy")
-        for e in sorted(entropies)
-        if np.isfinite(e)
+        level_of("unigram entropy", entropy, last_step(losses), "unigram_entropy")
+        for entropy in sorted(entropies)
+        if np.isfinite(entropy)
     ]
     if losses:
         caption = "Training and validation loss."
-        view.add_curves(section, "loss", caption, losses, "loss (nats per token)", levels, from_zero=False)
+        view.add_curves(section, "loss", caption, losses, "loss (nats per token)", levels)
     else:
         section.notes.append("No losses are recorded yet.")
-    bits = view.logged({"val/bits_per_byte": ("", SOLID)})
-    view.add_curves(section, "bits", "Validation text, per UTF-8 byte.", bits, "bits per byte", from_zero=False)
-    trigger = view.logged({"val/loss_trigger": ("", SOLID)})
+    bits = view.logged({"val/bits_per_byte": ""})
+    view.add_curves(section, "bits", "Validation text, per UTF-8 byte.", bits, "bits per byte")
+    trigger = view.logged({"val/loss_trigger": ""})
     view.add_curves(section, "trigger", "Validation loss at trigger positions.", trigger, "nats per trigger")
-    z_loss = view.logged({"train/z_loss": ("", SOLID)})
+    z_loss = view.logged({"train/z_loss": ""})
     view.add_curves(section, "z_loss", "What the z-loss adds to what training minimises.", z_loss, "z-loss")
-    balance = view.logged({"train/load_balance": ("", SOLID)})
+    balance = view.logged({"train/load_balance": ""})
     caption = "Load balance of the routers: 1 where all experts are used alike."
-    view.add_curves(section, "load_balance", caption, balance, "load balance", from_zero=False)
+    view.add_curves(section, "load_balance", caption, balance, "load balance")
     if len(section.pictures) % 2:  # a place in the row is free
-        norm = view.logged({"train/grad_norm": ("", SOLID)})
+        norm = view.logged({"train/grad_norm": ""})
         view.add_curves(section, "norm", "Gradient norm before clipping.", norm, "gradient norm")
 
 
@@ -78,16 +71,16 @@ LOSS = Link(
 # Times of steps, and the time spent waiting.
 
 _STEPS = {
-    "train/step_p50_s": ("median", SOLID),
-    "train/step_p99_s": ("99 %", FAINT),
-    "train/slowest_rank_p50_s": ("slowest rank", DASHED),
+    "train/step_p50_s": "median",
+    "train/step_p99_s": "99 %",
+    "train/slowest_rank_p50_s": "slowest rank",
 }
 
 
 def _speed_over_training(view: TrainingView, section: Section) -> None:
     steps = view.logged(_STEPS)
     view.add_curves(section, "steps", "Time of a step, without snapshots and checkpoints.", steps, "seconds per step")
-    waited = view.logged({"train/data_wait": ("", SOLID)})
+    waited = view.logged({"train/data_wait": ""})
     view.add_curves(section, "data", "Share of the time in which steps waited for their data.", waited, "data wait")
 
 
@@ -105,7 +98,7 @@ SPEED = Link(
 # Scores of tasks and bits per byte of texts, beside the sink at the same steps.
 
 _BESIDE = ("chance", "_stderr")
-_TOGETHER = {"acc": SOLID, "acc_norm": DASHED}
+_TOGETHER = ("acc", "acc_norm")
 """Scores that are two readings of one: they share a picture."""
 
 
@@ -131,29 +124,26 @@ def _tasks_over_training(view: TrainingView, section: Section) -> None:
         together = [score for score in scores if score in _TOGETHER]
         groups = [together] if together else []
         for group in [*groups, *([score] for score in scores if score not in _TOGETHER)]:
-            lines = {
-                f"eval/{name}/{score}": (in_words(score) if len(group) > 1 else "", _TOGETHER.get(score, SOLID))
-                for score in group
-            }
+            lines = {f"eval/{name}/{score}": in_words(score) if len(group) > 1 else "" for score in group}
             key = re.sub(r"[^a-z0-9]+", "-", f"{name} {group[0]}".lower()).strip("-")
             what = in_words(group[0])
             controls = _chance(view, name) if group is together else []
             curves = view.logged(lines)
-            view.add_curves(section, key, f"{name}: {what}.", curves, what, controls, from_zero=bool(controls))
+            view.add_curves(section, key, f"{name}: {what}.", curves, what, controls)
     if section.pictures:
         caption = "Sink mass at the same steps."
-        sink = view.control("sink_uniform", "uniform", band=False)
+        sink = view.measured({"sink_uniform": "uniform"})
         before = len(section.pictures)
         view.add_curves(section, "sink", caption, view.by_probe("sink_mass"), "sink mass", sink)
         # Beside the first of them.
         section.pictures[1:1] = [section.pictures.pop() for _ in range(len(section.pictures) - before)]
 
 
-def _chance(view: TrainingView, name: str) -> list[Control]:
+def _chance(view: TrainingView, name: str) -> list[Curve]:
     """Return the score that guessing reaches, as a control."""
     found = {value for run in view.runs for value in run.series(f"eval/{name}/chance")[1] if np.isfinite(value)}
-    reach = [0.0, float(max((max(run.metrics, default=0) for run in view.runs), default=0))]
-    return [Control("chance", reach, [level, level], quantity="level") for level in sorted(found)]
+    last = float(max((max(run.metrics, default=0) for run in view.runs), default=0))
+    return [level_of("chance", level, last) for level in sorted(found)]
 
 
 TASK_CURVES = Link(

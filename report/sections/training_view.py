@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...findings.history import Start, start_of_all
 from ...metrics.quantities import LOGGED
 from ...metrics.quantity import Quantity
+from ..charts.specs import ChartPanel, Drawn, on_one_scale
 from ..csv_files import LabelledArray
-from ..pictures.axes import step_axis
-from ..pictures.curves import Control, Curve, draw_over_training
-from ..pictures.layers_and_heads import draw_blocks, draw_heads
-from ..pictures.panels import Heights, Panel, blocks_of_change
-from ..pictures.saving import later, on_one_scale
-from ..pictures.style import DASHED, SOLID
+from ..pictures.panels import blocks_of_change
 from ..run_history import GROUPS, PROBES, RunHistory, arrays_of, declared_quantities, of_probe
 from ..text import finite_or_nan
-from .section import Drawing, Section
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .section import Picture, Section
 
 PICTURED = 3
 """Number of runs that get pictures of blocks, heads and maps; further runs have only the numbers."""
@@ -31,9 +23,41 @@ AVERAGED = "averaged weights"
 """Legend of what ``optim.ema`` measures beside the trained weights."""
 _MAX_POINTS = 600  # per loss curve; more than a picture has pixels says nothing more
 
-Curves = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""Name of a quantity → (its name in the legend, its line style)."""
-DrawRun = Callable[[RunHistory], Drawing | None]
+Curves = Mapping[str, str]
+"""Name of a quantity → its name in the legend."""
+DrawRun = Callable[[RunHistory], Drawn | None]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity of one run over training, or a level that it is judged against."""
+
+    name: str
+    """Name in the legend."""
+    numbers: LabelledArray
+
+    @property
+    def steps(self) -> Sequence[float]:
+        """Steps of its points."""
+        return self.numbers.axes[0]["step"]
+
+
+def curve_of(
+    name: str, quantity: str, steps: Sequence[float], values: Sequence[float], run: RunHistory | None = None
+) -> Curve:
+    """Make a curve of a run, or one common to all."""
+    at = {} if run is None else {"run": run.name}
+    return Curve(name, LabelledArray(quantity, np.asarray(values, dtype=float), [{"step": steps}], at))
+
+
+def level_of(name: str, value: float, last: float, quantity: str = "level") -> Curve:
+    """Make the curve of a constant level from step 0 to ``last``."""
+    return curve_of(name, quantity, [0.0, last], [value, value])
+
+
+def last_step(curves: Sequence[Curve]) -> float:
+    """Return the last step of any of the curves, 0 if there are none."""
+    return max((max(curve.steps) for curve in curves), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -68,11 +92,6 @@ def control_label(quantity: Quantity) -> str:
     return control.replace("_", " ") if isinstance(control, str) else f"{control:g}"
 
 
-def heights_of(quantity: Quantity, least: float | None = None, most: float | None = None, label: str = "") -> Heights:
-    """Return the y axis of a quantity, which covers at least the range from ``least`` to ``most``."""
-    return Heights(label or quantity.axis_label, quantity.scale == "log", least, most)
-
-
 @dataclass(frozen=True)
 class TrainingView:
     """The runs of a page over training."""
@@ -80,19 +99,9 @@ class TrainingView:
     runs: Sequence[RunHistory]
 
     @property
-    def linear_until(self) -> float | None:
-        """First step of snapshots that lie close early and wide late; None if they are spaced evenly."""
-        steps = sorted({snapshot.step for run in self.runs for snapshot in run.dated} - {0})
-        return steps[0] if steps and steps[len(steps) // 2] < steps[-1] / 4 else None
-
-    @property
     def start(self) -> Start:
         """Words for the start of these runs."""
         return start_of_all(run.start for run in self.runs)
-
-    def legend_name(self, run: RunHistory) -> str:
-        """Return the run's name for legends; "" if the page has only one run."""
-        return run.name if len(self.runs) > 1 else ""
 
     def explain_if_empty(self, section: Section) -> None:
         """Make ``section`` say why it has no pictures, if it has none."""
@@ -107,18 +116,22 @@ class TrainingView:
         """Declarations of all that the snapshots may hold, by name."""
         return declared_quantities(snapshot for run in self.runs for snapshot in run.snapshots)
 
+    def panel(self, picture: Picture) -> ChartPanel | None:
+        """Build the panel of a picture."""
+        return picture.drawn.panel(
+            f"picture-{picture.id}", [run.name for run in self.runs], {**self.quantities, **LOGGED}
+        )
+
     # ── curves of runs ───────────────────────────────────────────────────────────────────────────────────────────
 
     def logged(self, curves: Curves) -> list[Curve]:
         """Return the curves of keys of metrics.jsonl."""
         found = []
         for run in self.runs:
-            for key, (role, style) in curves.items():
+            for key, name in curves.items():
                 steps, values = run.series(key)
                 if np.isfinite(values).any():
-                    x, y = thin(steps, values)
-                    name, few = self.legend_name(run), len(x) < 25
-                    found.append(Curve(run.index, name, x, y, role, style, markers=few, quantity=key))
+                    found.append(curve_of(name, key, *thin(steps, values), run))
         return found
 
     def measured(self, curves: Curves, group: str = "bias") -> list[Curve]:
@@ -126,26 +139,18 @@ class TrainingView:
         found = []
         for run in self.runs:
             steps = [snapshot.step for snapshot in run.dated]
-            for key, (role, style) in curves.items():
+            for key, name in curves.items():
                 values = [finite_or_nan(snapshot.summary.get(group, {}).get(key)) for snapshot in run.dated]
                 if np.isfinite(values).any():
-                    name, quantity = self.legend_name(run), f"{group}/{key}"
-                    found.append(Curve(run.index, name, steps, values, role, style, quantity=quantity))
+                    found.append(curve_of(name, f"{group}/{key}", steps, values, run))
         return found
 
     def by_probe(self, key: str) -> list[Curve]:
-        """Return the curves of a snapshot scalar: solid on the random probe, dashed on the text probe."""
-        text = self.measured({key: ("text probe", DASHED)}, GROUPS["text."])
-        return [*self.measured({key: ("random probe" if text else "", SOLID)}), *text]
+        """Return the curves of a snapshot scalar on the random probe and on the text probe."""
+        text = self.measured({key: "text probe"}, GROUPS["text."])
+        return [*self.measured({key: "random probe" if text else ""}), *text]
 
-    def control(self, key: str, label: str, band: bool = True) -> list[Control]:
-        """Return the snapshot scalar that other curves are judged against."""
-        return [
-            Control(label, curve.steps, curve.values, band, curve.quantity, curve.run)
-            for curve in self.measured({key: ("", SOLID)})
-        ]
-
-    def controls(self, quantity: Quantity, curves: Sequence[Curve]) -> list[Control]:
+    def controls(self, quantity: Quantity, curves: Sequence[Curve]) -> list[Curve]:
         """Return the controls of a declared quantity, to draw beside its ``curves``: measured levels, or a constant
         one.
         """
@@ -153,11 +158,9 @@ class TrainingView:
         if not curves or name is None:
             return []
         if isinstance(name, str) and name in {**LOGGED, **self.quantities}:
-            beside = (self.logged if name in LOGGED else self.measured)({name: ("", SOLID)})
-            return [Control(label, c.steps, c.values, False, c.quantity, c.run) for c in beside]
-        reach = [0.0, max(max(curve.steps) for curve in curves)]
+            return (self.logged if name in LOGGED else self.measured)({name: label})
         levels = {quantity.level(run.dated[-1].summary if run.dated else {}) for run in self.runs}
-        return [Control(label, reach, [v, v], quantity="level") for v in sorted(levels) if np.isfinite(v)]
+        return [level_of(label, level, last_step(curves)) for level in sorted(levels) if np.isfinite(level)]
 
     def add_curves(
         self,
@@ -165,35 +168,14 @@ class TrainingView:
         key: str,
         caption: str,
         curves: Sequence[Curve],
-        ylabel: str,
-        controls: Sequence[Control] = (),
-        *,
-        from_zero: bool = True,
-        log: bool = False,
+        unit: str,
+        controls: Sequence[Curve] = (),
     ) -> None:
         """Add a picture of curves, if at least one run has more than one point to draw."""
-        if not any(len(curve.steps) > 1 for curve in curves):
-            return
-        figure = later(
-            draw_over_training,
-            curves,
-            ylabel=ylabel,
-            controls=controls,
-            linear_until=self.linear_until,
-            from_zero=from_zero,
-            log=log,
-        )
-        drawn: list[Curve | Control] = [*curves, *controls]
-        numbers = [
-            LabelledArray(
-                curve.quantity,
-                np.asarray(curve.values, dtype=float),
-                [{"step": curve.steps}],
-                {} if curve.run is None else {"run": self.runs[curve.run].name},
-            )
-            for curve in drawn
-        ]
-        section.add(figure, key, caption, numbers)
+        if any(len(curve.steps) > 1 for curve in curves):
+            every = [*curves, *controls]
+            names = {curve.numbers.quantity: curve.name for curve in every}
+            section.add(Drawn([curve.numbers for curve in every], names=names, unit=unit), key, caption)
 
     # ── pictures of one run ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -202,85 +184,79 @@ class TrainingView:
         self._add([(section, key, caption, draw)], one_scale=False)
 
     def add_per_probe(
-        self, section: Section, key: str, caption: str, draw: Callable[[RunHistory, str], Drawing | None]
+        self, section: Section, key: str, caption: str, draw: Callable[[RunHistory, str], Drawn | None]
     ) -> None:
         """Add the pictures that ``draw`` makes of each run's random probe, and of its text probe if it has one."""
         wanted = []
         for prefix, probe in PROBES.items():
 
-            def draw_probe(run: RunHistory, prefix: str = prefix, probe: str = probe) -> Drawing | None:
+            def draw_probe(run: RunHistory, prefix: str = prefix, probe: str = probe) -> Drawn | None:
                 drawn = draw(run, prefix)
-                return drawn and (drawn[0], [numbers.within({"probe": probe}) for numbers in drawn[1]])
+                return drawn and drawn.within({"probe": probe})
 
             wanted.append((section, *of_probe(prefix, key, caption), draw_probe))
         self._add(wanted, one_scale=True)
 
     def _add(self, wanted: Sequence[tuple[Section, str, str, DrawRun]], one_scale: bool) -> None:
         """Add pictures of one kind."""
-        made = []
+        made: list[tuple[Section, str, str, RunHistory]] = []
+        found: list[Drawn] = []
         for section, key, caption, draw in wanted:
             for run in self.runs[:PICTURED]:
                 if (drawn := draw(run)) is not None:
-                    made.append((section, key, caption, run, *drawn))
+                    made.append((section, key, caption, run))
+                    found.append(drawn.within({"run": run.name}))
             for run in self.runs[PICTURED:]:
                 if (drawn := draw(run)) is not None:
-                    section.add_numbers(key, [array.within({"run": run.name}) for array in drawn[1]])
+                    section.add_numbers(key, drawn.within({"run": run.name}).numbers)
         if one_scale:
-            on_one_scale([drawing for *_, drawing, _ in made])
-        for section, key, caption, run, drawing, numbers in made:
-            text = caption if len(self.runs) == 1 else f"{run.name}. {caption}"
-            section.add(drawing, key, text, [array.within({"run": run.name}) for array in numbers], run.index)
+            found = on_one_scale(found)
+        for (section, key, caption, run), drawn in zip(made, found, strict=True):
+            section.add(drawn, key, caption if len(self.runs) == 1 else f"{run.name}. {caption}", run.index)
 
     def add_blocks(
         self,
         section: Section,
         key: str,
         caption: str,
-        quantities: Sequence[BlockValues],
-        heights: Heights,
-        *,
+        *quantities: BlockValues,
+        unit: str = "",
         embeddings: bool = False,
     ) -> None:
-        """Add a line per block over training, a panel per quantity, a picture per run and probe."""
+        """Add a line per block over training, a picture per run and probe."""
 
-        def draw(run: RunHistory, prefix: str) -> Drawing | None:
-            panels, numbers = [], []
+        def draw(run: RunHistory, prefix: str) -> Drawn | None:
+            numbers, beside = [], {}
             for quantity in quantities:
                 steps, values = _read(run, prefix, quantity)
                 if len(steps) < 2:
                     return None
-                panels.append(Panel(quantity.title, steps, values.T, _references(run, prefix, quantity, steps)))
                 layers = range(0 if embeddings else 1, values.shape[1] + (not embeddings))
                 numbers.append(LabelledArray(quantity.name, values, [{"step": steps.tolist()}, {"layer": layers}]))
-            if not any(np.isfinite(panel.lines).any() for panel in panels):
+                beside |= {array.quantity: array for array in _references(run, prefix, quantity, steps)}
+            if not any(np.isfinite(array.values).any() for array in numbers):
                 return None
-            axis = _steps(panels, self.linear_until)
-            figure = later(
-                draw_blocks, panels, heights=heights, x_axis=axis, embeddings=embeddings, markers=len(panels[0].x) < 25
-            )
-            return figure, numbers
+            names = {quantity.name: quantity.title for quantity in quantities if quantity.title}
+            return Drawn(numbers, list(beside.values()), names, unit or quantities[0].quantity.axis_label)
 
         self.add_per_probe(section, key, caption, draw)
 
-    def add_heads(self, section: Section, key: str, caption: str, quantity: BlockValues, heights: Heights) -> None:
+    def add_heads(self, section: Section, key: str, caption: str, quantity: BlockValues) -> None:
         """Add small multiples over training, one panel per block and a line per head; a picture per run and probe."""
 
-        def draw(run: RunHistory, prefix: str) -> Drawing | None:
+        def draw(run: RunHistory, prefix: str) -> Drawn | None:
             steps, values = _read(run, prefix, quantity)
             # The picture of blocks already shows one head of one block.
             if len(steps) < 2 or values.shape[1:] == (1, 1) or not np.isfinite(values).any():
                 return None
-            references = _references(run, prefix, quantity, steps)
             shown = _changing_blocks(run, quantity)
-            panels = [Panel(f"block {layer + 1}", steps, values[:, layer].T, references) for layer in shown]
-            axis = _steps(panels, self.linear_until)
-            figure = later(draw_heads, panels, run=run.index, heights=heights, x_axis=axis, markers=len(steps) < 25)
             axes = [
                 {"step": steps.tolist()},
                 {"layer": [layer + 1 for layer in shown]},
                 {"head": range(values.shape[2])},
             ]
-            return figure, [LabelledArray(quantity.name, values[:, shown], axes)]
+            numbers = [LabelledArray(quantity.name, values[:, shown], axes)]
+            return Drawn(numbers, _references(run, prefix, quantity, steps), unit=quantity.quantity.axis_label)
 
         self.add_per_probe(section, key, caption, draw)
 
@@ -308,17 +284,14 @@ def _changing_blocks(run: RunHistory, quantity: BlockValues) -> list[int]:
     return blocks_of_change(means, every[0].shape[1])
 
 
-def _references(run: RunHistory, prefix: str, values: BlockValues, steps: np.ndarray) -> dict[str, np.ndarray]:
+def _references(run: RunHistory, prefix: str, values: BlockValues, steps: np.ndarray) -> list[LabelledArray]:
     """Return the level that block values are judged against, by its label."""
     name = prefix + (values.array or values.quantity.array)
     last = next(s for s in reversed(run.dated) if name in s.arrays)
     level = values.quantity.level(last.summary, GROUPS[prefix])
-    return {control_label(values.quantity): np.full(len(steps), level)} if np.isfinite(level) else {}
-
-
-def _steps(panels: Sequence[Panel], linear_until: float | None) -> Callable[[Axes], None]:
-    last = max(float(panel.x.max()) for panel in panels)
-    return lambda axes: step_axis(axes, last, linear_until)
+    if not np.isfinite(level):
+        return []
+    return [LabelledArray(control_label(values.quantity), np.full(len(steps), level), [{"step": steps.tolist()}])]
 
 
 def thin(steps: list[int], values: list[float]) -> tuple[Sequence[float], Sequence[float]]:

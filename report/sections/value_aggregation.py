@@ -9,18 +9,13 @@ import numpy as np
 
 from ...measure.records import Snapshot
 from ...metrics.quantities import MEASURED
+from ..charts.specs import Drawn
 from ..csv_files import LabelledArray
-from ..pictures.axes import token_axis
-from ..pictures.curves import Control
-from ..pictures.layers_and_heads import block_titles, draw_heads
-from ..pictures.panels import Heights, Panel
-from ..pictures.saving import later
-from ..pictures.style import DASHED, SOLID
 from ..run_history import PROBES, arrays_of, measured_probes
 from .declared import Link
-from .section import Drawing, Section
-from .snapshot_view import Arrays, SnapshotView, draw_by_block, drawn_positions, head_lines
-from .training_view import BlockValues, TrainingView, heights_of
+from .section import Section
+from .snapshot_view import Arrays, SnapshotView, draw_by_block, drawn_positions, head_lines, levels
+from .training_view import BlockValues, TrainingView
 
 
 def without_rounding(values: np.ndarray, scale: float | None = None) -> np.ndarray:
@@ -79,14 +74,12 @@ _N_EFF = BlockValues(MEASURED["n_eff"])
 def _over_training(view: TrainingView, section: Section) -> None:
     calibrated = any(_differ(s.arrays) for run in view.runs for s in run.dated)
     both = _OF_BLOCKS if calibrated else [replace(_OF_BLOCKS[0], title="")]
-    discrepancy = heights_of(_AGGREGATED, most=3)
     caption = "Variance discrepancy, σ²(0) over its mean at t ≥ T/2, by block."
-    view.add_blocks(section, "discrepancy", caption, both, discrepancy)
+    view.add_blocks(section, "discrepancy", caption, *both)
     caption = "Effective number of tokens that the last position averages over, by block."
-    heights = heights_of(_N_EFF.quantity, least=1, label="n_eff at the last position")
-    view.add_blocks(section, "n-eff", caption, [_N_EFF], heights)
+    view.add_blocks(section, "n-eff", caption, _N_EFF, unit="n_eff at the last position")
     caption = "Variance discrepancy of every head."
-    view.add_heads(section, "discrepancy-heads", caption, _OF_HEADS, discrepancy)
+    view.add_heads(section, "discrepancy-heads", caption, _OF_HEADS)
     notes = [note for run in view.runs if run.last for note in _notes_of_constant_first(run.last)]
     section.notes.extend(dict.fromkeys(notes))
 
@@ -98,10 +91,10 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     """Draw the variance by position, and the effective number of tokens that a query averages over."""
     n_layers = view.n_layers
 
-    def variance(arrays: Arrays) -> Drawing | None:
+    def variance(arrays: Arrays) -> Drawn | None:
         return _draw_variance(blocks, arrays["positional_variance"], arrays["n_eff"])
 
-    def variance_out(arrays: Arrays) -> Drawing | None:
+    def variance_out(arrays: Arrays) -> Drawn | None:
         return _draw_variance(blocks, arrays["positional_variance_out"], None) if _differ(arrays) else None
 
     dashed = "dashed: the prediction from n_eff, mean over heads"
@@ -110,62 +103,47 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     _, caption = view.some_blocks("σ²(t) of what enters the output projection.")
     view.add(section, "variance-out", caption, ["positional_variance_out"], variance_out)
 
-    def tokens(arrays: Arrays) -> Drawing | None:
+    def tokens(arrays: Arrays) -> Drawn | None:
         n_eff = arrays["n_eff"]
         if not np.isfinite(n_eff).any():
             return None
         t = drawn_positions(n_eff.shape[2])
-        titles = block_titles(blocks)
-        panels = [Panel(title, t + 1, n_eff[layer][:, t], {"uniform attention": t + 1.0}) for layer, title in titles]
-        figure = later(
-            draw_heads,
-            panels,
-            run=0,
-            heights=Heights("n_eff(t)", log=True, least=1),
-            x_axis=lambda axes: token_axis(axes, t[-1] + 1),
-        )
-        return figure, [head_lines("n_eff", n_eff, titles, t)]
+        uniform = LabelledArray("uniform attention", t + 1.0, [{"position": t.tolist()}])
+        return Drawn([head_lines("n_eff", n_eff, blocks, t)], [uniform])
 
     _, caption = view.some_blocks("Effective number of tokens n_eff(t).")
     view.add(section, "n-eff", caption, ["n_eff"], tokens)
 
-    def discrepancy(arrays: Arrays) -> Drawing | None:
-        names = {"variance_discrepancy": ("value aggregation", SOLID)}
+    def discrepancy(arrays: Arrays) -> Drawn | None:
+        names = {"variance_discrepancy": "value aggregation"}
         if _differ(arrays):
-            names["variance_discrepancy_out"] = ("enters the output projection", DASHED)
+            names["variance_discrepancy_out"] = "enters the output projection"
         found = {name: positive_ratio(arrays[name]) for name in names if name in arrays}
-        if n_layers < 2 or not any(np.isfinite(values).any() for values in found.values()):
+        if n_layers < 2:
             return None
-        level = _AGGREGATED.level(view.snapshot.summary)
-        levels = [Control(_AGGREGATED.control_label, [1, n_layers], [level, level])]
-        roles = names if len(found) > 1 else dict.fromkeys(names, ("", SOLID))
-        return draw_by_block(found, roles, _AGGREGATED.axis_label, 1, levels, log=True)
+        level, label = _AGGREGATED.level(view.snapshot.summary), _AGGREGATED.control_label
+        drawn = draw_by_block(found, _AGGREGATED.axis_label, 1, names=names)
+        return drawn and replace(drawn, beside=[levels(label, [level, level], [1, n_layers])])
 
     caption = "Variance discrepancy by block: σ²(0) over its mean at t ≥ T/2."
     view.add(section, "discrepancy", caption, ["variance_discrepancy"], discrepancy)
     section.notes.extend(_notes_of_constant_first(view.snapshot))
 
 
-def _draw_variance(blocks: Sequence[int], sigma: np.ndarray, n_eff: np.ndarray | None) -> Drawing | None:
+def _draw_variance(blocks: Sequence[int], sigma: np.ndarray, n_eff: np.ndarray | None) -> Drawn | None:
     """Draw σ²(t) of every head from ``[L, H, T]``, with the prediction from n_eff beside it where that is given."""
     t = drawn_positions(sigma.shape[2])
-    titles = block_titles(blocks)
     name = "positional_variance" if n_eff is not None else "positional_variance_out"
-    panels, numbers = [], [head_lines(name, sigma, titles, t)]
-    for layer, title in titles:
-        shown, guides = without_rounding(sigma[layer][:, t]), {}
+    numbers = [head_lines(name, sigma, blocks, t)]
+    for layer in blocks:
+        shown = without_rounding(sigma[layer][:, t])
         if n_eff is not None and (shown[:, 0] > 0).any() and (n_eff[layer] > 0).all():
             # A query at position 0 sees one key alone: the variance there is that of the values themselves.
             predicted = np.mean(sigma[layer][:, :1] * n_eff[layer][:, :1] / n_eff[layer][:, t], axis=0)
-            guides["σ²(0) / n_eff"] = predicted
             numbers.append(LabelledArray("predicted", predicted, [{"position": t.tolist()}], {"layer": layer + 1}))
-        panels.append(Panel(title, t + 1, shown, guides))
-    if not any((panel.lines > 0).any() for panel in panels):
+    if not any((without_rounding(sigma[layer][:, t]) > 0).any() for layer in blocks):
         return None
-    figure = later(
-        draw_heads, panels, run=0, heights=Heights("σ²(t)", log=True), x_axis=lambda axes: token_axis(axes, t[-1] + 1)
-    )
-    return figure, numbers
+    return Drawn(numbers, names={"predicted": "σ²(0) / n_eff", name: ""}, unit="σ²(t)", log=True)
 
 
 AGGREGATION = Link(

@@ -19,6 +19,7 @@ from birthmark.errors import RunError, UsageError
 from birthmark.files import atomic_path, read_json, read_sealed_json, write_sealed_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
+from birthmark.report.figure import save_figure
 from birthmark.report.run_page import build_report, summarise
 from birthmark.report.sections.preference import ranks
 from birthmark.report.text import printable
@@ -449,7 +450,7 @@ def test_no_run_is_a_usage_error(tmp_path):
         build_report([], tmp_path / "report.html")
 
 
-def test_without_matplotlib_the_install_line_is_named(tmp_path, monkeypatch, make_run):
+def test_pages_need_no_matplotlib_and_a_figure_names_its_install_line(tmp_path, monkeypatch, make_run):
     run = make_run(tmp_path / "run")
     real = builtins.__import__
 
@@ -459,8 +460,10 @@ def test_without_matplotlib_the_install_line_is_named(tmp_path, monkeypatch, mak
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    build_report([run], run.report)
+    assert run.report.is_file()
     with pytest.raises(UsageError, match=re.escape("pip install matplotlib")):
-        build_report([run], tmp_path / "report.html")
+        save_figure([run], "sink", tmp_path / "sink.pdf")
     assert summarise([run])["runs"]
 
 
