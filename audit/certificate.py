@@ -176,6 +176,7 @@ _PLACES = {
     "decontaminate",
     "cache_dir",
     "stage_to",
+    "cache_gb",
     "timeout_s",
     "n_workers",
     "verify",

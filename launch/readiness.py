@@ -271,7 +271,9 @@ def _room(config: RunConfig) -> Iterator[Finding]:
         mend = f"give another folder with --run_dir, or go on with birthmark pretrain --resume {folder}"
         yield Finding("run_dir", "note", f"{folder} holds a run already", mend)
     if config.data.path != "backcopy":
-        yield _folder("cache_dir", user_path(config.data.cache_dir), 0, "", "--data.cache_dir")
+        blocks = int((config.data.cache_gb or 0) * 1e9)
+        what = "blocks of data.cache_gb" if blocks else ""
+        yield _folder("cache_dir", user_path(config.data.cache_dir), blocks, what, "--data.cache_dir")
 
 
 def _folder(name: str, folder: Path, needed: int, what: str, option: str = "--run_dir") -> Finding:

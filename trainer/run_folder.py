@@ -44,7 +44,15 @@ _FIXED = (
 
 #: Among these, fields that say how, and how much of, the data are read, not which data: the birth certificate has the
 #: corpus's content.
-_FREE = ("data.cache_dir", "data.stage_to", "data.timeout_s", "data.n_workers", "data.verify", "data.epochs")
+_FREE = (
+    "data.cache_dir",
+    "data.cache_gb",
+    "data.stage_to",
+    "data.timeout_s",
+    "data.n_workers",
+    "data.verify",
+    "data.epochs",
+)
 
 _LOCK = ".lock"
 
