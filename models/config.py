@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..errors import UsageError
 from ..schema import outside
-from .attention.config import AttentionConfig, CalibrationConfig, LatentConfig, Setting
+from .attention.config import WIDEST_JOINT, AttentionConfig, CalibrationConfig, LatentConfig, Setting
 from .experts.config import ExpertsConfig
 
 # ---------------------------------------------------------------- fields of nested configs by their dotted names
@@ -426,6 +426,13 @@ class ModelConfig:
             found.append(
                 f"model.n_heads {self.n_heads} is not divisible by model.n_kv_heads {self.kv_heads}: "
                 f"give a divisor of {self.n_heads}"
+            )
+        # A bias by distance is eight more channels (attention/scores.py).
+        width = max(self.d_key, self.d_value) + 8 * (self.positions == "alibi")
+        if self.attention.calibration.squares == "joint" and width > WIDEST_JOINT:
+            found.append(
+                f"model.attention.calibration.squares joint takes heads of {WIDEST_JOINT} channels at most, and these "
+                f"have {width}: give separate"
             )
         return found
 

@@ -34,6 +34,7 @@ _KEPT = (
     "aten::_flash_attention_forward",
     "birthmark::causal_blocks",
     "birthmark::causal_native",
+    "birthmark::causal_walk",
     "birthmark::experts",
 )
 

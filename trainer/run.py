@@ -33,6 +33,7 @@ from ..evaluation.evaluator import Evaluator, Material
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
 from ..models.adapters import base_digest
+from ..models.attention.fused import one_walk
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
 from ..models.decoder import Decoder
@@ -239,6 +240,9 @@ def _print_start(
             soft_wrap=True,
         )
     for line in decisions(asked.trainer, settings, device):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if config.model.attention.calibration.squares == "joint" and (why := one_walk.why_not(device.type)):
+        line = f"n_eff: by another attention, model.attention.calibration.squares joint does not run ({why})"
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if console.is_terminal:
         path = shlex.quote(str(run.path))

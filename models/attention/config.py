@@ -87,6 +87,11 @@ OPEN_PARTS: dict[str, tuple[str, ...]] = {
 }
 
 
+#: Channels of a head that the kernel of ``calibration.squares: joint`` takes at most: tiles of wider ones do not fit
+#: beside each other.
+WIDEST_JOINT = 128
+
+
 class Setting(NamedTuple):
     """A field that only some configs read."""
 
@@ -131,6 +136,11 @@ class CalibrationConfig:
     rho: float = 0.5
     """Start value of a learned ρ, between 0 and 1."""
 
+    squares: Literal["separate", "joint"] = "separate"
+    """Origin of exact Σ a² on a GPU: ``separate``, another attention's log-sum-exp; ``joint``, the same walk over the
+    keys as the output, by a kernel in Triton that has not been timed yet (docs/gpu.md). On a CPU in bf16 it is always
+    the same walk."""
+
     def problems(self) -> list[str]:
         """List values out of range, one line each, with the remedy."""
         found = []
@@ -155,6 +165,9 @@ class CalibrationConfig:
                 self.rho != type(self).rho,
                 self.correlation == "learned",
                 f"model.{prefix}.correlation learned",
+            ),
+            Setting(
+                f"{prefix}.squares", self.squares != "separate", self.n_eff == "exact", f"model.{prefix}.n_eff exact"
             ),
         ]
 
@@ -369,6 +382,12 @@ class AttentionConfig:
                     "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
                     f"model.attention.normaliser {self.normaliser} do not: set normalise_rows (not with identity), or "
                     "take aggregation headnorm"
+                )
+            if self.calibration.squares == "joint" and (not self.is_softmax or self.prefix is not None):
+                part = "prefix" if self.is_softmax else f"normaliser {self.normaliser}"
+                found.append(
+                    f"model.attention.calibration.squares joint with model.attention.{part}: its kernel runs causal "
+                    "softmaxes, give separate"
                 )
             if self.calibration.correlation == "learned" and not self.calibration.gradient:
                 found.append(

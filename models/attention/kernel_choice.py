@@ -16,6 +16,7 @@ KERNELS = {
     "distances": ", distance penalties as 8 more channels",
     "documents": ", documents of about one length together (a compiled step: explicit weights)",
     "n_eff": "; a second fused log-sum-exp for n_eff",
+    "joint": "; on a GPU one kernel in Triton for output, log-sum-exp and n_eff",
     "log-sum-exp": "; log-sum-exps from the kernels, their gradients in the same backward pass",
 }
 
@@ -49,13 +50,15 @@ def kernels_of(config: ModelConfig) -> list[str]:
     if explicit_because(config) is not None:
         return ["explicit"]
     attention = config.attention
+    exact = attention.aggregation == "calibrated" and attention.calibration.n_eff == "exact"
     added = {
         "window": attention.window is not None,
         "difference": attention.normaliser == "differential",
         "prefix": attention.prefix is not None,
         "distances": config.positions == "alibi",
         "documents": attention.documents,
-        "n_eff": attention.aggregation == "calibrated" and attention.calibration.n_eff == "exact",
+        "n_eff": exact and attention.calibration.squares == "separate",
+        "joint": exact and attention.calibration.squares == "joint",
     }
     extra_keys = attention.normaliser not in ("softmax", "differential") or attention.kv_bias in ("key", "key_value")
     needs_sums = any(is_added for name, is_added in added.items() if name != "difference")

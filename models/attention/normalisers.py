@@ -18,7 +18,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution, ParameterRole
 from .fused.backends import over_heads
 from .fused.blockwise import clipped_rows, softmax_rows, softpick_rows
-from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside
+from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside, walks_once
 from .scores import ExtraKey, Scores, lse_of_extra, value_of_extra
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
 
@@ -70,7 +70,13 @@ class FusedSoftmax(WeightedSum):
     """Weights ``exp(s)/(Σ exp(s) + Σ exp(extra))``: never as a matrix, all from log-sum-exps."""
 
     def __init__(
-        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
+        self,
+        scores: Scores,
+        v_BGSK: Tensor,
+        extra: list[ExtraKey],
+        needs_weights: bool,
+        needs_squares: bool = False,
+        joint: bool = False,
     ) -> None:
         self.scores, self.extra = scores, extra
         whole = scores.window is None and scores.prefix is None and scores.place.documents is None
@@ -87,6 +93,11 @@ class FusedSoftmax(WeightedSum):
             v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
             read = read_softmax(scores, v_BHSK, self.reader, others_BHT, needs_squares)
             o, self._lse_BHT, self._squares_BHT = read
+        elif needs_squares and joint and walks_once(scores.q_BHTK):
+            o, total_BHT, self._squares_BHT = scores.softmax_with_squares(v_BGSK, others_BHT)
+            if others_BHT is None:
+                self._lse_BHT = total_BHT
+            self._total_BHT = total_BHT
         elif self.plain and needs_squares:
             o, self._lse_BHT, self._squares_BHT = attention_with_squares(
                 scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale
@@ -99,10 +110,13 @@ class FusedSoftmax(WeightedSum):
         else:
             o, self._lse_BHT = scores.softmax(v_BGSK)
         if others_BHT is not None:
-            if self.reader is not None:  # which was shown the tokens' share
-                self._total_BHT = torch.logaddexp(self._lse(), others_BHT)
-            else:
-                o, self._total_BHT = set_beside(o, self._lse(), others_BHT)
+            if self._total_BHT is None:
+                if self.reader is not None:  # which was shown the tokens' share
+                    self._total_BHT = torch.logaddexp(self._lse(), others_BHT)
+                else:
+                    o, self._total_BHT = set_beside(o, self._lse(), others_BHT)
+                if self._squares_BHT is not None:  # of the softmax over tokens alone
+                    self._squares_BHT = self._squares_BHT * (2 * (self._lse() - self._total_BHT)).exp()
             for key in extra:
                 if (values := key.values()) is not None:
                     share_BHT = (key.score_BHT - self._total_BHT).exp().to(o.dtype)
@@ -135,7 +149,7 @@ class FusedSoftmax(WeightedSum):
     def sum_squares(self) -> Tensor:
         """Compute ``exp(lse(2·s) − 2·lse(s))`` from float32 log-sum-exps: bf16 would lose the difference."""
         if self._squares_BHT is not None:
-            return self._squares_BHT * (2 * (self._lse() - self._total())).exp() if self.extra else self._squares_BHT
+            return self._squares_BHT
         return (self.scores.lse(sharpness=2.0) - 2 * self._total()).exp()
 
     def squares_without_value(self) -> Tensor | None:
@@ -270,6 +284,7 @@ class Softmax(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.joint_squares = config.attention.calibration.squares == "joint"
 
     def in_block(self, block: int) -> None:
         """Set the index of its block (from 0); called before birth."""
@@ -292,7 +307,7 @@ class Softmax(nn.Module):
         """
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
-            return FusedSoftmax(scores, v_BGSK, extra, needs_weights, needs_squares)
+            return FusedSoftmax(scores, v_BGSK, extra, needs_weights, needs_squares, self.joint_squares)
         if scores.of_one_query and not extra and not needs_weights:
             return OneQuery(scores, v_BGSK)
         return Explicit(scores, v_BGSK, extra, softmax_rows, needs_weights)

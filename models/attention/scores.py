@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from .fused.backends import over_heads
 from .fused.kernels import visible_attention, visible_lse
+from .fused.one_walk import walk
 from .positions import Placement
 
 # ---------------------------------------------------------------- the scores of one attention
@@ -80,6 +81,25 @@ class Scores:
         q, k, level = self._sloped()
         out, lse = visible_attention(q, k, v_BGSK, self.scale, self.window, documents=documents)
         return out, lse - level
+
+    def softmax_with_squares(self, v_BGSK: Tensor, others_BHT: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the kernel of one walk over tokens and further keys without a value, given the log-sum-exp of their
+        scores: return value aggregation ``[B, H, T, K]``, log-sum-exp over all keys, and ``Σ a²`` on tokens ``[B, H,
+        T]``.
+        """
+        length, documents = self.k_BGSK.shape[2], self.place.documents
+        first_BT = None if documents is None else documents.first_positions()[:, length - self.q_BHTK.shape[2] :]
+        if self.window is not None and self.window < length:
+            query_T = torch.arange(length - self.q_BHTK.shape[2], length, device=v_BGSK.device)
+            first_T = (query_T - (self.window - 1)).clamp_min_(0)
+            first_BT = first_T[None] if first_BT is None else torch.maximum(first_BT, first_T)
+        first_BT = None if first_BT is None else first_BT.to(torch.int32)
+        if self.place.slopes_H is None:
+            return walk(self.q_BHTK, self.k_BGSK, v_BGSK, self.scale, first_BT, others_BHT)
+        q, k, level = self._sloped()
+        others_BHT = None if others_BHT is None else others_BHT + level
+        out, total, squares = walk(q, k, v_BGSK, self.scale, first_BT, others_BHT)
+        return out, total - level, squares
 
     def lse(self, sharpness: float = 1.0) -> Tensor:
         """Compute the fused log-sum-exp of ``sharpness`` times the scores, ``[B, H, T]``, float32 or wider,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..document_mask import Documents
-from . import native
+from . import native, one_walk
 from .backends import FusedAttention, as_wide, backend_for, over_heads
 from .blockwise import causal_blocks, keeps_weights
 
@@ -121,6 +121,11 @@ def attention_beside(
         q_BHTK, k_BGTK, v_BGTK, others_BHT, value_of_others, backend, scale, True, None
     )
     return found
+
+
+def walks_once(q_BHTK: Tensor) -> bool:
+    """Return True if the kernel of one walk (``one_walk.py``) runs where these queries lie. A plan assumes so."""
+    return runs_on(q_BHTK) == "cuda" and (chosen_for is not None or not one_walk.why_not("cuda"))
 
 
 def attention_with_squares(

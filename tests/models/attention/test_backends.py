@@ -23,6 +23,7 @@ from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelCon
 from birthmark.plan.rehearsal import as_on
 
 ESTIMATED = CalibrationConfig(correlation="estimated")
+JOINT = CalibrationConfig(squares="joint")
 ARMS = {
     "plain": AttentionConfig(),
     "learned sink": AttentionConfig(normaliser="softmax_sink"),
@@ -31,6 +32,8 @@ ARMS = {
     "window": AttentionConfig(window=160),
     "prefix": AttentionConfig(prefix=40),
     "exact": AttentionConfig("calibrated"),
+    "joint": AttentionConfig("calibrated", calibration=JOINT),
+    "joint, window, sink": AttentionConfig("calibrated", calibration=JOINT, window=160, normaliser="softmax_sink"),
     "correlated": AttentionConfig("calibrated", calibration=ESTIMATED),
     "alibi": AttentionConfig(),
 }
@@ -83,7 +86,10 @@ def test_every_arm_runs_fused_on_cuda_forward_and_backward(name, width, dtype):
     stem = {True: "_flash_attention", False: "_scaled_dot_product_flash_attention"}[one_window]
     expected = {stem + ("_forward" if one_window else ""), stem + "_backward"}
     efficient = "_scaled_dot_product_efficient_attention"
-    assert {n for n in made.names if "attention" in n} == (expected if flash else {efficient, efficient + "_backward"})
+    expected = expected if flash else {efficient, efficient + "_backward"}
+    if name.startswith("joint"):
+        expected = {"birthmark::causal_walk", "birthmark::causal_walk_backward"}
+    assert {n for n in made.names if "attention" in n or "::causal" in n} == expected
 
 
 @pytest.mark.parametrize("row", backends.BACKENDS["cuda"], ids=lambda row: row.name)

@@ -5,7 +5,7 @@ import pytest
 from birthmark.models.attention.kernel_choice import KERNELS, explicit_because, kernel_name, kernel_sentence
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
-ANALYTIC = CalibrationConfig(n_eff="analytic")
+ANALYTIC, JOINT = CalibrationConfig(n_eff="analytic"), CalibrationConfig(squares="joint")
 NAMES = [
     (ModelConfig(), "fused"),
     (ModelConfig(positions="t5"), "explicit"),
@@ -18,6 +18,7 @@ NAMES = [
     (ModelConfig(attention=AttentionConfig(kv_bias="value")), "fused"),
     (ModelConfig(attention=AttentionConfig("calibrated")), "fused + n_eff + log-sum-exp"),
     (ModelConfig(attention=AttentionConfig("calibrated", calibration=ANALYTIC)), "fused"),
+    (ModelConfig(attention=AttentionConfig("calibrated", calibration=JOINT)), "fused + joint + log-sum-exp"),
 ]
 
 

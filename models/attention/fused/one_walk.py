@@ -1,0 +1,126 @@
+"""Attention, its log-sum-exp and the sum of the squares of its weights in one walk over the keys, on a GPU.
+
+The kernels are ``one_walk_kernel.py``'s, in Triton, registered as operators, so that a compiled graph calls them
+unchanged and a plan runs them on tensors without values.
+
+Legend: B sequences, H query heads, G key/value heads, T queries, S keys, K head width, V that of values. Queries are
+those of the last T keys.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .native import _by_positions, _rows
+
+
+@torch.compiler.assume_constant_result
+def why_not(device_type: str) -> str:
+    """Return the reason why the kernels do not run on a type of device; empty if they do."""
+    if device_type != "cuda":
+        return f"the device is {device_type}"
+    return "" if find_spec("triton") is not None else "Triton is missing, pip install triton"
+
+
+def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    return _by_positions(q, v.shape[-1]), lse, torch.empty_like(lse)
+
+
+@torch.library.custom_op("birthmark::causal_walk", mutates_args=())
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, others: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    from . import one_walk_kernel
+
+    out, lse, squares = _empty(q, v)
+    one_walk_kernel.forward(q, k, v, first, others, out, lse, squares, scale)
+    return out, lse, squares
+
+
+@_forward.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, others: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    return _empty(q, v)
+
+
+@torch.library.custom_op("birthmark::causal_walk_backward", mutates_args=())
+def _backward(
+    d_out: torch.Tensor | None, d_lse: torch.Tensor | None, d_squares: torch.Tensor | None, q: torch.Tensor,
+    k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, others: torch.Tensor | None, out: torch.Tensor,
+    lse: torch.Tensor, squares: torch.Tensor, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    from . import one_walk_kernel
+
+    dq, dk, dv = (_by_positions(x, x.shape[-1]) for x in (q, k, v))
+    d_others = torch.empty_like(lse) if others is not None else lse.new_empty(0)
+    last = None
+    if first is not None:
+        keys_BS = torch.arange(k.shape[2], device=q.device, dtype=first.dtype).expand(len(first), -1).contiguous()
+        # A query after the last that begins at a key or before it does not see the key.
+        last = torch.searchsorted(first.contiguous(), keys_BS, right=True, out_int32=True) - 1
+    one_walk_kernel.backward(
+        d_out, d_lse, d_squares, q, k, v, first, last, others, out, lse, squares, dq, dk, dv,
+        None if others is None else d_others, scale,
+    )  # fmt: skip
+    return dq, dk, dv, d_others
+
+
+@_backward.register_fake
+def _(
+    d_out: torch.Tensor | None, d_lse: torch.Tensor | None, d_squares: torch.Tensor | None, q: torch.Tensor,
+    k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, others: torch.Tensor | None, out: torch.Tensor,
+    lse: torch.Tensor, squares: torch.Tensor, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    dq, dk, dv = (_by_positions(x, x.shape[-1]) for x in (q, k, v))
+    return dq, dk, dv, torch.empty_like(lse) if others is not None else lse.new_empty(0)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(
+    ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_squares: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: under activation checkpointing each time would compute them again
+    d_out = None if d_out is None else _rows(d_out)
+    d_lse, d_squares = (None if d is None else d.contiguous() for d in (d_lse, d_squares))
+    dq, dk, dv, d_others = _backward(d_out, d_lse, d_squares, *saved, ctx.scale)
+    return dq, dk, dv, None, None if saved[4] is None else d_others, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
+
+
+def walk(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, scale: float, first_BT: Tensor | None = None,
+    others_BHT: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Compute causal attention over tokens, and over further keys that have no value. Return the output ``[B, H, T,
+    V]`` and, in float32 ``[B, H, T]``, the log-sum-exp over all keys, and ``Σ a²`` of the weights on tokens. All carry
+    gradients.
+
+    Args:
+        q_BHTK: queries; bf16, fp16 or float32, as keys and values.
+        k_BGSK: keys.
+        v_BGSV: values.
+        scale: scale of the scores.
+        first_BT: the first key that each query sees, int32, never falling along a sequence; B may be 1 for all; None:
+            the first of all.
+        others_BHT: log-sum-exp of the scores of the further keys.
+    """
+    q, k, v = map(_rows, (q_BHTK, k_BGSK, v_BGSV))
+    others = None if others_BHT is None else others_BHT.float().contiguous()
+    first = None if first_BT is None else first_BT.expand(len(q), -1)
+    found: tuple[Tensor, Tensor, Tensor] = _forward(q, k, v, first, others, scale)
+    return found

@@ -1,0 +1,464 @@
+"""GPU kernels of causal attention that sum the squares of the weights in the same walk over the keys.
+
+Forward, a row keeps its running largest score m, ``l = Σ exp(s − m)`` and ``r = Σ exp(2(s − m))``; a new largest score
+multiplies l by α and r by α². Then ``lse = m + ln l`` and ``Σa² = r/l²``. Backward, with g and h the gradients of the
+log-sum-exp and of Σa², ``δ = rowsum(dO ∘ O) − g + 2h·Σa²`` and ``dS = P ∘ (dP − δ + 2h·P)``. Products are of the type
+of their inputs and add in float32, in which all else is computed. No sum is split over programs: reruns are equal bit
+for bit.
+
+Triton reads the annotations of its functions: only constants have one.
+
+Legend: B sequences, H query heads, G key/value heads, T queries, S keys, K head width, V that of values. Queries are
+those of the last T keys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: Types of queries, keys and values that the kernels take.
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_LOG2_E = math.log2(math.e)
+_TO_POWERS, _TO_LOGS = tl.constexpr(_LOG2_E), tl.constexpr(1 / _LOG2_E)
+#: Below every score, and finite: the difference of two of them is no NaN.
+_LOWEST = tl.constexpr(-1e30)
+
+
+class Tile(NamedTuple):
+    """Queries and keys that a program holds at once, its warps, and the tiles that it loads ahead."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+#: Tiles of each kernel for heads up to 64 channels and for wider ones, in 16 bits, and in 32. None has been timed.
+TILES: dict[str, tuple[Tile, Tile, Tile]] = {
+    "forward": (Tile(128, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 32, 4, 2)),
+    "keys": (Tile(64, 128, 8, 2), Tile(64, 128, 8, 2), Tile(32, 64, 4, 1)),
+    "queries": (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(64, 32, 4, 1)),
+}
+_NARROW, _ROWS = 64, 64
+
+
+@triton.jit
+def _rows_of(x, row, stride, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load rows of a head, 0 past the last row and the last channel."""
+    channel = tl.arange(0, BLOCK)
+    seen = (row < n_rows)[:, None]
+    if WIDTH != BLOCK:
+        seen = seen & (channel < WIDTH)[None, :]
+    return tl.load(x + row[:, None] * stride + channel[None, :], mask=seen, other=0.0)
+
+
+@triton.jit
+def _store_rows(x, values, row, stride, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    channel = tl.arange(0, BLOCK)
+    seen = (row < n_rows)[:, None] & (channel < WIDTH)[None, :]
+    tl.store(x + row[:, None] * stride + channel[None, :], values.to(x.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def _bounds(first, start, n_before, n_queries, n_keys, HAS_FIRST: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the keys where a block of queries starts, where all of its queries see all keys, where that ends, and
+    where the block ends; multiples of N but for the last. The first keys of queries never fall.
+    """
+    stop = tl.minimum(start + M + n_before, n_keys)
+    last_full = (start + n_before + 1) // N * N
+    begin, first_full = start * 0, start * 0
+    if HAS_FIRST:
+        begin = tl.load(first + start) // N * N
+        latest = tl.load(first + tl.minimum(start + M, n_queries) - 1)
+        first_full = tl.minimum((latest + N - 1) // N * N, last_full)
+        first_full = tl.maximum(first_full, begin)
+    return begin, first_full, tl.maximum(last_full, first_full), stop
+
+
+@triton.jit
+def _add_keys(  # type: ignore[no-untyped-def]
+    o, top, total, squares, q, k, v, start, stop, position, first_of, k_row, v_row, n_keys, power,
+    HAS_FIRST: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the keys ``start … stop − 1`` to the sums of a block of queries."""
+    for at in range(start, stop, N):
+        key = at + tl.arange(0, N)
+        k_tile = _rows_of(k, key, k_row, n_keys, K, K_BLOCK)
+        scores = tl.dot(q, tl.trans(k_tile), input_precision=PRECISION) * power
+        if MASKED:
+            seen = key[None, :] <= position[:, None]
+            if HAS_FIRST:
+                seen = seen & (key[None, :] >= first_of[:, None])
+            scores = tl.where(seen, scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        squares = squares * (shrink * shrink) + tl.sum(weights * weights, 1)
+        v_tile = _rows_of(v, key, v_row, n_keys, V, V_BLOCK)
+        o = o * shrink[:, None] + tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=PRECISION)
+        top = higher
+    return o, top, total, squares
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    q, k, v, first, others, out, lse, squares,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row, first_batch,
+    n_heads, n_shared, n_queries, n_keys, power,
+    HAS_FIRST: tl.constexpr, HAS_OTHERS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Process a block of queries of one head; the last blocks, which see the most keys, first."""
+    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
+    head = tl.program_id(1).to(tl.int64)
+    b, h = head // n_heads, head % n_heads
+    q += b * q_batch + h * q_head
+    k += b * k_batch + h // n_shared * k_head
+    v += b * v_batch + h // n_shared * v_head
+    out += b * out_batch + h * out_head
+    first += b * first_batch
+    row = start + tl.arange(0, M)
+    there = row < n_queries
+    position = row + (n_keys - n_queries)
+    q_tile = _rows_of(q, row, q_row, n_queries, K, K_BLOCK)
+    first_of = row * 0
+    if HAS_FIRST:
+        first_of = tl.load(first + row, mask=there, other=0)
+    o = tl.zeros([M, V_BLOCK], tl.float32)
+    top = tl.full([M], _LOWEST, tl.float32)
+    total, sum_squares = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
+    if HAS_OTHERS:  # keys without a value: they begin the sums, and bring neither squares of tokens nor output
+        top = tl.load(others + head * n_queries + row, mask=there, other=0.0) * _TO_POWERS
+        total += 1.0
+    begin, first_full, last_full, stop = _bounds(first, start, n_keys - n_queries, n_queries, n_keys, HAS_FIRST, M, N)
+    if HAS_FIRST:
+        o, top, total, sum_squares = _add_keys(
+            o, top, total, sum_squares, q_tile, k, v, begin, first_full, position, first_of, k_row, v_row, n_keys,
+            power, HAS_FIRST, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+        )  # fmt: skip
+    o, top, total, sum_squares = _add_keys(
+        o, top, total, sum_squares, q_tile, k, v, first_full, last_full, position, first_of, k_row, v_row, n_keys,
+        power, HAS_FIRST, False, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+    )  # fmt: skip
+    o, top, total, sum_squares = _add_keys(
+        o, top, total, sum_squares, q_tile, k, v, last_full, stop, position, first_of, k_row, v_row, n_keys,
+        power, HAS_FIRST, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+    )  # fmt: skip
+    _store_rows(out, o / total[:, None], row, out_row, n_queries, V, V_BLOCK)
+    at = head * n_queries + row
+    tl.store(lse + at, top * _TO_LOGS + tl.log(total), mask=there)
+    tl.store(squares + at, sum_squares / (total * total), mask=there)
+
+
+@triton.jit
+def _delta(  # type: ignore[no-untyped-def]
+    out, d_out, lse, squares, d_lse, d_squares, others, delta, d_others,
+    out_batch, out_head, out_row, d_batch, d_head, d_row, n_heads, n_queries,
+    HAS_OUT: tl.constexpr, HAS_LSE: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_OTHERS: tl.constexpr,
+    V: tl.constexpr, V_BLOCK: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Compute δ of a block of queries of one head, and the gradient of the other keys' scores, ``−a·δ``."""
+    head = tl.program_id(1).to(tl.int64)
+    b, h = head // n_heads, head % n_heads
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    at, there = head * n_queries + row, row < n_queries
+    found = tl.zeros([M], tl.float32)
+    if HAS_OUT:
+        o_tile = _rows_of(out + b * out_batch + h * out_head, row, out_row, n_queries, V, V_BLOCK).to(tl.float32)
+        d_tile = _rows_of(d_out + b * d_batch + h * d_head, row, d_row, n_queries, V, V_BLOCK).to(tl.float32)
+        found += tl.sum(o_tile * d_tile, 1)
+    if HAS_LSE:
+        found -= tl.load(d_lse + at, mask=there, other=0.0)
+    if HAS_SQUARES:
+        found += 2.0 * tl.load(d_squares + at, mask=there, other=0.0) * tl.load(squares + at, mask=there, other=0.0)
+    tl.store(delta + at, found, mask=there)
+    if HAS_OTHERS:
+        share = tl.exp(tl.load(others + at, mask=there, other=0.0) - tl.load(lse + at, mask=there, other=0.0))
+        tl.store(d_others + at, -share * found, mask=there)
+
+
+@triton.jit
+def _add_to_queries(  # type: ignore[no-untyped-def]
+    dq, q, d_out, lse, delta, twice, k, v, start, stop, position, first_of, k_row, v_row, n_keys, power,
+    HAS_FIRST: tl.constexpr, HAS_SQUARES: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add what the keys ``start … stop − 1`` give to the gradient of a block of queries."""
+    for at in range(start, stop, N):
+        key = at + tl.arange(0, N)
+        k_tile = _rows_of(k, key, k_row, n_keys, K, K_BLOCK)
+        v_tile = _rows_of(v, key, v_row, n_keys, V, V_BLOCK)
+        scores = tl.dot(q, tl.trans(k_tile), input_precision=PRECISION) * power
+        weights = tl.exp2(scores - lse[:, None])
+        if MASKED:
+            seen = key[None, :] <= position[:, None]
+            if HAS_FIRST:
+                seen = seen & (key[None, :] >= first_of[:, None])
+            weights = tl.where(seen, weights, 0.0)
+        d_scores = tl.dot(d_out, tl.trans(v_tile), input_precision=PRECISION) - delta[:, None]
+        if HAS_SQUARES:
+            d_scores += twice[:, None] * weights
+        d_scores *= weights
+        dq += tl.dot(d_scores.to(k_tile.dtype), k_tile, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit
+def _to_queries(  # type: ignore[no-untyped-def]
+    q, k, v, first, d_out, lse, delta, d_squares, dq,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, d_batch, d_head, d_row,
+    dq_batch, dq_head, dq_row, first_batch, n_heads, n_shared, n_queries, n_keys, scale, power,
+    HAS_FIRST: tl.constexpr, HAS_SQUARES: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of a block of queries of one head."""
+    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
+    head = tl.program_id(1).to(tl.int64)
+    b, h = head // n_heads, head % n_heads
+    k += b * k_batch + h // n_shared * k_head
+    v += b * v_batch + h // n_shared * v_head
+    first += b * first_batch
+    row = start + tl.arange(0, M)
+    at, there = head * n_queries + row, row < n_queries
+    position = row + (n_keys - n_queries)
+    q_tile = _rows_of(q + b * q_batch + h * q_head, row, q_row, n_queries, K, K_BLOCK)
+    d_tile = _rows_of(d_out + b * d_batch + h * d_head, row, d_row, n_queries, V, V_BLOCK)
+    lse_of = tl.load(lse + at, mask=there, other=0.0) * _TO_POWERS
+    delta_of = tl.load(delta + at, mask=there, other=0.0)
+    first_of, twice = row * 0, delta_of
+    if HAS_FIRST:
+        first_of = tl.load(first + row, mask=there, other=0)
+    if HAS_SQUARES:
+        twice = 2.0 * tl.load(d_squares + at, mask=there, other=0.0)
+    found = tl.zeros([M, K_BLOCK], tl.float32)
+    begin, first_full, last_full, stop = _bounds(first, start, n_keys - n_queries, n_queries, n_keys, HAS_FIRST, M, N)
+    if HAS_FIRST:
+        found = _add_to_queries(
+            found, q_tile, d_tile, lse_of, delta_of, twice, k, v, begin, first_full, position, first_of, k_row, v_row,
+            n_keys, power, HAS_FIRST, HAS_SQUARES, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+        )  # fmt: skip
+    found = _add_to_queries(
+        found, q_tile, d_tile, lse_of, delta_of, twice, k, v, first_full, last_full, position, first_of, k_row, v_row,
+        n_keys, power, HAS_FIRST, HAS_SQUARES, False, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+    )  # fmt: skip
+    found = _add_to_queries(
+        found, q_tile, d_tile, lse_of, delta_of, twice, k, v, last_full, stop, position, first_of, k_row, v_row,
+        n_keys, power, HAS_FIRST, HAS_SQUARES, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+    )  # fmt: skip
+    _store_rows(dq + b * dq_batch + h * dq_head, found * scale, row, dq_row, n_queries, K, K_BLOCK)
+
+
+@triton.jit
+def _add_to_keys(  # type: ignore[no-untyped-def]
+    dk, dv, k, v, q, d_out, lse, delta, d_squares, first, start, stop, key, q_row, d_row, n_queries, n_before, power,
+    HAS_FIRST: tl.constexpr, HAS_SQUARES: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add what the queries ``start … stop − 1`` of a head give to the gradients of a block of keys and values."""
+    for at in range(start, stop, M):
+        row = at + tl.arange(0, M)
+        there = row < n_queries
+        q_tile = _rows_of(q, row, q_row, n_queries, K, K_BLOCK)
+        d_tile = _rows_of(d_out, row, d_row, n_queries, V, V_BLOCK)
+        # Of queries past the last one the weights are 0: exp2(−inf).
+        lse_of = tl.load(lse + row, mask=there, other=float("inf")) * _TO_POWERS
+        scores = tl.dot(k, tl.trans(q_tile), input_precision=PRECISION) * power
+        weights = tl.exp2(scores - lse_of[None, :])
+        if MASKED:
+            seen = key[:, None] <= (row + n_before)[None, :]
+            if HAS_FIRST:
+                seen = seen & (key[:, None] >= tl.load(first + row, mask=there, other=0)[None, :])
+            weights = tl.where(seen, weights, 0.0)
+        dv += tl.dot(weights.to(d_tile.dtype), d_tile, input_precision=PRECISION)
+        d_scores = tl.dot(v, tl.trans(d_tile), input_precision=PRECISION)
+        d_scores -= tl.load(delta + row, mask=there, other=0.0)[None, :]
+        if HAS_SQUARES:
+            d_scores += 2.0 * tl.load(d_squares + row, mask=there, other=0.0)[None, :] * weights
+        d_scores *= weights
+        dk += tl.dot(d_scores.to(q_tile.dtype), q_tile, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _to_keys(  # type: ignore[no-untyped-def]
+    q, k, v, first, last, d_out, lse, delta, d_squares, dk, dv,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, d_batch, d_head, d_row,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, first_batch, last_batch,
+    n_heads, n_shared, n_queries, n_keys, scale, power,
+    HAS_FIRST: tl.constexpr, HAS_SQUARES: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of a block of keys and values of one head, from all query heads that share it."""
+    start = tl.program_id(0) * N
+    group = tl.program_id(1).to(tl.int64)
+    n_groups = n_heads // n_shared
+    b, g = group // n_groups, group % n_groups
+    key = start + tl.arange(0, N)
+    k_tile = _rows_of(k + b * k_batch + g * k_head, key, k_row, n_keys, K, K_BLOCK)
+    v_tile = _rows_of(v + b * v_batch + g * v_head, key, v_row, n_keys, V, V_BLOCK)
+    first += b * first_batch
+    n_before = n_keys - n_queries
+    # Queries from ``begin`` on see one of these keys, from ``first_full`` to ``last_full`` all of them.
+    begin = tl.maximum(start - n_before, 0) // M * M
+    first_full = tl.maximum(start + N - 1 - n_before, 0)
+    first_full = tl.minimum((first_full + M - 1) // M * M, (n_queries + M - 1) // M * M)
+    last_full, stop = (n_queries + M - 1) // M * M, n_queries
+    if HAS_FIRST:
+        last += b * last_batch
+        stop = tl.load(last + tl.minimum(start + N, n_keys) - 1) + 1
+        last_full = (tl.load(last + start) + 1) // M * M
+        first_full = tl.minimum(first_full, (stop + M - 1) // M * M)
+        last_full = tl.maximum(last_full, first_full)
+    of_k, of_v = tl.zeros([N, K_BLOCK], tl.float32), tl.zeros([N, V_BLOCK], tl.float32)
+    for shared in range(n_shared):
+        h = g * n_shared + shared
+        q_of, d_of = q + b * q_batch + h * q_head, d_out + b * d_batch + h * d_head
+        row = (b * n_heads + h) * n_queries
+        lse_of, delta_of, h_of = lse + row, delta + row, d_squares + row
+        of_k, of_v = _add_to_keys(
+            of_k, of_v, k_tile, v_tile, q_of, d_of, lse_of, delta_of, h_of, first, begin, first_full, key,
+            q_row, d_row, n_queries, n_before, power, HAS_FIRST, HAS_SQUARES, True, K, V, K_BLOCK, V_BLOCK, M,
+            PRECISION,
+        )  # fmt: skip
+        of_k, of_v = _add_to_keys(
+            of_k, of_v, k_tile, v_tile, q_of, d_of, lse_of, delta_of, h_of, first, first_full, last_full,
+            key, q_row, d_row, n_queries, n_before, power, HAS_FIRST, HAS_SQUARES, False, K, V, K_BLOCK, V_BLOCK, M,
+            PRECISION,
+        )  # fmt: skip
+        if HAS_FIRST:
+            of_k, of_v = _add_to_keys(
+                of_k, of_v, k_tile, v_tile, q_of, d_of, lse_of, delta_of, h_of, first, last_full, stop,
+                key, q_row, d_row, n_queries, n_before, power, HAS_FIRST, HAS_SQUARES, True, K, V, K_BLOCK, V_BLOCK,
+                M, PRECISION,
+            )  # fmt: skip
+    _store_rows(dk + b * dk_batch + g * dk_head, of_k * scale, key, dk_row, n_keys, K, K_BLOCK)
+    _store_rows(dv + b * dv_batch + g * dv_head, of_v, key, dv_row, n_keys, V, V_BLOCK)
+
+
+# ---------------------------------------------------------------- launches
+
+
+def _tile(kernel: str, q: Tensor, v: Tensor) -> Tile:
+    narrow, wide, single = TILES[kernel]
+    if q.element_size() > 2:
+        return single
+    return narrow if max(q.shape[-1], v.shape[-1]) <= _NARROW else wide
+
+
+def _constants(q: Tensor, v: Tensor, first: Tensor | None) -> dict[str, object]:
+    """Return the constants that all kernels over scores take."""
+    return {
+        "HAS_FIRST": first is not None,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",  # the latter has no influence in 16 bits
+        **_widths(q, v),
+    }
+
+
+def _widths(q: Tensor, v: Tensor) -> dict[str, object]:
+    n_k, n_v = q.shape[-1], v.shape[-1]
+    # The smallest product has 16 channels.
+    blocks = [max(16, triton.next_power_of_2(n)) for n in (n_k, n_v)]
+    return {"K": n_k, "V": n_v, "K_BLOCK": blocks[0], "V_BLOCK": blocks[1]}
+
+
+def _of(x: Tensor) -> tuple[int, int, int]:
+    """Strides of a tensor ``[B, heads, rows, width]`` whose last axis is contiguous."""
+    sequence, head, row, channel = x.stride()
+    assert channel == 1
+    return sequence, head, row
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, others: Tensor | None, out: Tensor, lse: Tensor,
+    squares: Tensor, scale: float,
+) -> None:  # fmt: skip
+    """Fill in the output ``[B, H, T, V]`` and, in float32 ``[B, H, T]``, the log-sum-exp over all keys and ``Σa²`` over
+    those of tokens.
+
+    Args:
+        q: queries ``[B, H, T, K]``; of all tensors of four axes the last is contiguous.
+        k: keys ``[B, G, S, K]``.
+        v: values ``[B, G, S, V]``.
+        first: the first key that each query sees, int32 ``[B, T]``, its last axis contiguous, never falling; None: 0.
+        others: log-sum-exp of the scores of further keys without a value, float32 ``[B, H, T]``, contiguous.
+        out: output.
+        lse: log-sum-exp, contiguous.
+        squares: sums of squares, contiguous.
+        scale: scale of the scores.
+    """
+    n_sequences, n_heads, n_queries, _ = q.shape
+    tile = _tile("forward", q, v)
+    # Triton launches on the current device, which need not be that of the tensors.
+    with torch.cuda.device_of(q):
+        _forward[(triton.cdiv(n_queries, tile.queries), n_sequences * n_heads)](
+            q, k, v, q if first is None else first, q if others is None else others, out, lse, squares,
+            *_of(q), *_of(k), *_of(v), *_of(out), 0 if first is None else first.stride(0),
+            n_heads, n_heads // k.shape[1], n_queries, k.shape[2], scale * _LOG2_E,
+            HAS_OTHERS=others is not None, M=tile.queries, N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+            **_constants(q, v, first),
+        )  # fmt: skip
+
+
+def backward(
+    d_out: Tensor | None, d_lse: Tensor | None, d_squares: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    first: Tensor | None, last: Tensor | None, others: Tensor | None, out: Tensor, lse: Tensor, squares: Tensor,
+    dq: Tensor, dk: Tensor, dv: Tensor, d_others: Tensor | None, scale: float,
+) -> None:  # fmt: skip
+    """Fill in the gradients of what :func:`forward` was given, from those of its results, None: 0.
+
+    Args:
+        d_out: that of the output.
+        d_lse: that of the log-sum-exp, float32, contiguous; d_squares too.
+        d_squares: that of the sums of squares.
+        q: and what follows: as :func:`forward` was given and has filled in.
+        k: keys.
+        v: values.
+        first: first keys.
+        last: the last query that sees each key, int32 ``[B, S]``, its last axis contiguous; None where ``first`` is.
+        others: log-sum-exp of further keys.
+        out: output.
+        lse: log-sum-exp.
+        squares: sums of squares.
+        dq: gradient of the queries, ``[B, H, T, K]``.
+        dk: that of the keys.
+        dv: that of the values.
+        d_others: that of ``others``, float32 ``[B, H, T]``, contiguous.
+        scale: scale of the scores.
+    """
+    n_sequences, n_heads, n_queries, _ = q.shape
+    n_kv_heads, n_keys = k.shape[1:3]
+    delta = torch.empty_like(lse)
+    given, h = out if d_out is None else d_out, lse if d_squares is None else d_squares
+    constants, sizes = _constants(q, v, first), (n_heads, n_heads // n_kv_heads, n_queries, n_keys)
+    widths, has_squares = _widths(q, v), d_squares is not None
+    first_of, last_of = (q if x is None else x for x in (first, last))
+    first_batch, last_batch = (0 if x is None else x.stride(0) for x in (first, last))
+    with torch.cuda.device_of(q):
+        _delta[(triton.cdiv(n_queries, _ROWS), n_sequences * n_heads)](
+            out, given, lse, squares, lse if d_lse is None else d_lse, h, lse if others is None else others, delta,
+            lse if d_others is None else d_others, *_of(out), *_of(given), n_heads, n_queries,
+            HAS_OUT=d_out is not None, HAS_LSE=d_lse is not None, HAS_SQUARES=has_squares,
+            HAS_OTHERS=d_others is not None, V=widths["V"], V_BLOCK=widths["V_BLOCK"], M=_ROWS,
+        )  # fmt: skip
+        if d_out is None:
+            given = torch.zeros_like(out)
+        tile = _tile("keys", q, v)
+        _to_keys[(triton.cdiv(n_keys, tile.keys), n_sequences * n_kv_heads)](
+            q, k, v, first_of, last_of, given, lse, delta, h, dk, dv, *_of(q), *_of(k), *_of(v), *_of(given), *_of(dk),
+            *_of(dv), first_batch, last_batch, *sizes, scale, scale * _LOG2_E, HAS_SQUARES=has_squares, M=tile.queries,
+            N=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **constants,
+        )  # fmt: skip
+        tile = _tile("queries", q, v)
+        _to_queries[(triton.cdiv(n_queries, tile.queries), n_sequences * n_heads)](
+            q, k, v, first_of, given, lse, delta, h, dq, *_of(q), *_of(k), *_of(v), *_of(given), *_of(dq), first_batch,
+            *sizes, scale, scale * _LOG2_E, HAS_SQUARES=has_squares, M=tile.queries, N=tile.keys, num_warps=tile.warps,
+            num_stages=tile.stages, **constants,
+        )  # fmt: skip
