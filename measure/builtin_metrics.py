@@ -345,8 +345,9 @@ class ObservedStates(_Builtin):
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
         if site != "attention":
-            self.dominance.update(layer, h_BTD)
-            self.massive.update(layer, h_BTD)
+            size_BTD = h_BTD.abs()
+            self.dominance.update(layer, h_BTD, size_BTD)
+            self.massive.update(layer, h_BTD, size_BTD)
             self.rank.update(layer, h_BTD)
 
     def passed(self, layer: int) -> None:

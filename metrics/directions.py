@@ -140,10 +140,11 @@ class Contraction(AdditiveMetric):
         with torch.autocast(h_BTD.device.type, enabled=False):
             unit_sum_BD = torch.bmm(inverse_norm_BT[:, None], h_BTD)
             last_D = torch.mv(h_BTD[:, -1].T, inverse_norm_BT[:, -1])
-        self.keep(place, last_D, torch.linalg.vector_norm(unit_sum_BD, dtype=torch.float64), norm_BT)
+        self.keep(place, last_D, unit_sum_BD[:, 0], norm_BT)
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
-        last_PD, length_P, norm_PBT = tensors_P
+        last_PD, unit_sum_PBD, norm_PBT = tensors_P
+        length_P = torch.linalg.vector_norm(unit_sum_PBD, dim=(1, 2), dtype=torch.float64)
         _, n_sequences, n_positions = norm_PBT.shape
         # All sequences' ‖Σu‖² − Σ‖u‖² together.
         products_P = length_P.square() - norm_PBT.count_nonzero((1, 2))

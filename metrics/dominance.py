@@ -129,9 +129,9 @@ class DominanceRatio(AdditiveMetric):
         super().__init__()
         self.add_sums(ratio_sum=(n_places, seq_len), n_sequences=(n_places,))
 
-    def update(self, place: int, h_BTD: Tensor) -> None:
-        """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
-        size_BTD = h_BTD.abs()
+    def update(self, place: int, h_BTD: Tensor, size_BTD: Tensor | None = None) -> None:
+        """Add a batch of hidden states ``[B, T, d]`` seen at one place; with ``|h|``, if that is at hand."""
+        size_BTD = h_BTD.abs() if size_BTD is None else size_BTD
         largest_BT = size_BTD.amax(-1)
         mean_BT = size_BTD.mean(-1, dtype=torch.promote_types(h_BTD.dtype, torch.float32))
         self.keep(place, largest_BT, mean_BT)
@@ -206,19 +206,18 @@ class MassiveActivations(PlaceMetric):
         empty[..., 0] = -torch.inf
         self.add_state("top", empty, dist_reduce_fx=_merge_lists)
 
-    def update(self, place: int, h_BTD: Tensor) -> None:
-        """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
+    def update(self, place: int, h_BTD: Tensor, size_BTD: Tensor | None = None) -> None:
+        """Add a batch of hidden states ``[B, T, d]`` seen at one place; with ``|h|``, if that is at hand."""
         if len(h_BTD) == 0:
             return
-        k = self.top.shape[1]
-        largest_TD = h_BTD.abs().amax(0)
-        # The k largest entries are in the k rows of largest maximum. Stable sorts leave ties to the first.
-        rows_R = largest_TD.amax(-1).argsort(descending=True, stable=True)[:k].sort().values
-        value_N, index_N = largest_TD[rows_R].flatten().sort(descending=True, stable=True)
-        self.keep(place, value_N[:k], index_N[:k], rows_R)
+        self.keep(place, (h_BTD.abs() if size_BTD is None else size_BTD).amax(0))
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
-        value_PK, index_PK, rows_PR = tensors_P
+        largest_PTD, k = tensors_P[0], self.top.shape[1]
+        # The k largest entries are in the k rows of largest maximum. Stable sorts leave ties to the first.
+        rows_PR = largest_PTD.amax(-1).argsort(dim=1, descending=True, stable=True)[:, :k].sort(dim=1).values
+        of_rows_PRD = largest_PTD.gather(1, rows_PR[..., None].expand(-1, -1, self.d_model))
+        value_PK, index_PK = (x[:, :k] for x in of_rows_PRD.flatten(1).sort(dim=1, descending=True, stable=True))
         position_PK, channel_PK = rows_PR.gather(1, index_PK // self.d_model), index_PK % self.d_model
         found_PK3 = torch.stack([value_PK.double(), position_PK.double(), channel_PK.double()], dim=-1)
         self.top[places] = _merge_two(self.top[places], found_PK3)

@@ -112,7 +112,9 @@ class QKLock(AdditiveMetric):
         q_QNK = q_BHTK.unflatten(0, (n_products, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
         with torch.autocast(q_BHTK.device.type, enabled=False):
             moment_QKK = torch.bmm(q_QNK.mT, q_QNK)
-            self.query_moment[layer].add_(moment_QKK.unflatten(0, (n_products, n_heads)).sum(0, dtype=torch.float64))
+            of_products_QHKK = moment_QKK.unflatten(0, (n_products, n_heads))
+            one = n_products == 1
+            self.query_moment[layer].add_(of_products_QHKK[0] if one else of_products_QHKK.sum(0, dtype=torch.float64))
             # As heads lie in memory. One vector per sequence is too little for a matrix product.
             dots_BTH = torch.linalg.vecdot(q_BHTK.transpose(1, 2), first_BHK[:, None])
         self.keep(layer, first_BHK, dots_BTH, q_QNK.unflatten(0, (n_products, n_heads)).sum((0, 2)))

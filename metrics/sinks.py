@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
@@ -56,6 +57,12 @@ def entropy_queries(n_positions: int) -> range:
     return range((n_positions - 1) % step, n_positions, step)
 
 
+@lru_cache(maxsize=4)
+def _queries_of_keys(n_positions: int, device: torch.device) -> Tensor:
+    """Count the queries from each key on, int64 ``[T]``; once for all blocks of a pass."""
+    return torch.arange(n_positions, 0, -1, device=device)
+
+
 class KeySummer:
     """The sums over a layer's weights, from blocks of them.
 
@@ -88,7 +95,7 @@ class KeySummer:
             self.total_CBHT = weights_BHRS.new_zeros(self.n_kinds, *self.shape_BHT)
             self.norm_CBHT = torch.empty_like(self.total_CBHT)
             self.first_CBH = self.total_CBHT.new_empty(self.total_CBHT.shape[:-1])
-            self.entropy_BH = self.total_CBHT.new_empty(self.shape_BHT[:2])
+            self.negative_entropy_BH = self.total_CBHT.new_empty(self.shape_BHT[:2])
             self.on_first_CBHT = None if self.first_BT is None else torch.zeros_like(self.total_CBHT)
         kinds = [weights_BHRS]
         if self.n_kinds == 2:
@@ -123,27 +130,38 @@ class KeySummer:
             # N: the weights of all these queries. 0 · ln 0 is 0.
             kept_BHN = self.kept[0] if len(self.kept) == 1 else torch.cat(self.kept, dim=-1)
             self.kept = []
-            self.entropy_BH[part] = kept_BHN.clamp_min(_TINY).log_().mul_(kept_BHN).sum(-1).neg_()
+            self.negative_entropy_BH[part] = kept_BHN.clamp_min(_TINY).log_().mul_(kept_BHN).sum(-1)
 
     def _largest(self) -> Tensor | None:
         if len(self.largest) < 2:  # none, or one block that is all
             return self.largest[0][1] if self.largest else None
-        largest_BH = self.largest[0][1].new_full(self.shape_BHT[:2], -torch.inf)
-        for part, blocks in groupby(self.largest, key=lambda entry: entry[0]):
-            largest_BH[part] = torch.stack([block_BH for _, block_BH in blocks]).amax(0)
+        of_parts = [
+            (part, torch.stack([block_BH for _, block_BH in blocks]).amax(0))
+            for part, blocks in groupby(self.largest, key=lambda entry: entry[0])
+        ]
+        if len(of_parts) == 1:
+            return of_parts[0][1]
+        largest_BH = of_parts[0][1].new_full(self.shape_BHT[:2], -torch.inf)
+        for part, of_part in of_parts:
+            largest_BH[part] = of_part
         return largest_BH
 
     def sums(self) -> KeySums:
         """Return the sums, after all queries were read."""
         assert self.total_CBHT is not None
         n_positions = self.shape_BHT[2]
-        n_queries_T = torch.arange(n_positions, 0, -1, device=self.total_CBHT.device)
+        n_queries_T = _queries_of_keys(n_positions, self.total_CBHT.device)
         mass_CBH = (self.total_CBHT[..., 0] - self.first_CBH) / max(n_positions - 1, 1)
         found = self.total_CBHT / n_queries_T, mass_CBH, self.norm_CBHT.square()
         importance, mass, squares = (x.expand(2, *x.shape[1:]) for x in found)
         on_first = None if self.on_first_CBHT is None else self.on_first_CBHT.expand_as(importance)
         return KeySums(
-            importance, mass, squares, on_first, self.entropy_BH / len(self.entropy_queries), self._largest()
+            importance,
+            mass,
+            squares,
+            on_first,
+            self.negative_entropy_BH / -len(self.entropy_queries),
+            self._largest(),
         )
 
 

@@ -59,6 +59,7 @@ class PositionalVariance(AdditiveMetric):
     ) -> None:
         super().__init__()
         self.n_constant = n_constant
+        self._begun: set[int] = set()
         # Positions before heads, as outputs lie in memory.
         self.add_sums(dtype, mean=(n_layers, seq_len, n_heads, d_head))
         self.add_sums(scatter=(n_layers, seq_len, n_heads), n_sequences=(n_layers,))
@@ -70,18 +71,25 @@ class PositionalVariance(AdditiveMetric):
         self.settle(layer)  # with the number of sequences of that batch
         mean_THK, n = self.mean[layer], self.n_sequences[layer]
         o_BTHK = o_BHTK.transpose(1, 2).to(mean_THK.dtype)
-        # Before there is a mean, the first sequence is near enough to it.
-        torch.where(n > 0, mean_THK, o_BTHK[0], out=mean_THK)
+        if layer not in self._begun:
+            # Before there is a mean, the first sequence is near enough to it.
+            torch.where(n > 0, mean_THK, o_BTHK[0], out=mean_THK)
+            self._begun.add(layer)
         n.add_(len(o_BTHK))
         away_BTHK = o_BTHK - mean_THK
         away_THK = away_BTHK.sum(0)
-        mean_THK.add_(away_THK / n)
+        mean_THK.addcdiv_(away_THK, n)
         self.keep(layer, torch.linalg.vector_norm(away_BTHK, dim=-1), torch.linalg.vector_norm(away_THK, dim=-1))
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
         away_PBTH, of_sum_PTH = (norms.double().square_() for norms in tensors_P)
         n_P11 = self.n_sequences[places, None, None]
         self.scatter[places].add_(away_PBTH.sum(1)).sub_(of_sum_PTH / n_P11)
+
+    def reset(self) -> None:
+        """See :class:`PlaceMetric`."""
+        self._begun = set()
+        super().reset()
 
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
         mean, scatter, n = (incoming_state[name] for name in ("mean", "scatter", "n_sequences"))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -142,6 +143,12 @@ def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:
     return n_rows, [(slice(b, b + 1), some) for b in range(n_sequences) for some in heads]
 
 
+@lru_cache(maxsize=4)
+def _later_keys(n_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make a square, −inf above its diagonal and 0 elsewhere; once for all blocks of a pass."""
+    return torch.full((n_rows, n_rows), -torch.inf, dtype=dtype, device=device).triu_(1)
+
+
 def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], Tensor]:
     """Return a function (first query, one past the last) → scores ``[N, R, keys]`` of a part, −inf where a key is not
     seen. Each result is valid until the next call.
@@ -164,7 +171,7 @@ def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], 
 
     q_NTK, k_NKS = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)
     # Only the last square has keys that are not seen, and adding is quicker than filling.
-    unseen_RR = q.new_full((n_rows, n_rows), -torch.inf).triu_(1)
+    unseen_RR = _later_keys(n_rows, q.dtype, q.device)
     memory = q.new_empty(len(q_NTK) * n_rows * q_NTK.shape[1])
 
     def causal(start: int, stop: int) -> Tensor:

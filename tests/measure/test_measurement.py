@@ -227,9 +227,9 @@ def test_a_measurement_is_one_forward_pass(monkeypatch):
 
 
 class LaunchedOperators(TorchDispatchMode):
-    """Counts operators that compute something: no views, no allocations."""
+    """Counts operators that compute something: no views (a linear map's second operator is one), no allocations."""
 
-    FREE = ("new_empty", "empty", "empty_like", "promote_types", "detach", "alias")
+    FREE = ("new_empty", "empty", "empty_like", "promote_types", "detach", "alias", "_unsafe_view")
 
     def __init__(self):
         super().__init__()
@@ -250,11 +250,12 @@ def launched(n_layers, n_batches, **attention):
 
 
 def test_a_block_of_an_observed_pass_has_few_operators():
-    """On a GPU each is a launch, and small ones cost as much as large ones. A plain block has 30 of them."""
-    further = [launched(n_layers, 2) - launched(n_layers, 1) for n_layers in (2, 3)]
-    assert further[1] - further[0] <= 170, further
-    # What all blocks give is added up together: a constant.
-    assert further[0] - 2 * (further[1] - further[0]) <= 300, further
+    """On a GPU each is a launch, and small ones cost as much as large ones. What all blocks give is added up together:
+    a constant.
+    """
+    two, three = (launched(n_layers, 2) - launched(n_layers, 1) for n_layers in (2, 3))
+    assert three - two <= 143, (two, three)
+    assert two + 10 * (three - two) <= 2000, (two, three)  # 12 blocks
 
 
 class WaitsForTheDevice(TorchDispatchMode):

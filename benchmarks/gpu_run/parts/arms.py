@@ -1,11 +1,12 @@
 """Cost of each arm of attention over plain softmax: one attention, forward alone and with its backward pass.
 
-Also the cost of mixtures of experts.
+Also the tiles of the kernel that sums squares in the same walk as the output, and the cost of mixtures of experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,8 @@ from device import in_turn
 from libraries import Shape, model_fields
 from record import FAILED
 
+from birthmark.models.attention.fused import one_walk
+from birthmark.models.attention.fused.kernels import attention_with_squares
 from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
@@ -27,6 +30,24 @@ DEARER, FROM = 1.10, 2048
 LENGTHS, HEADS, WIDTH = (4096, 2048, 8192, 1024), (128, 64), 2048
 #: Tokens of a batch.
 TOKENS = 16384
+#: Arms with their sums of squares from the kernel of one walk, beside the same arms by default. What it takes here says
+#: which of them is to be the default.
+ONE_WALK = {
+    f"{name}, one walk": {
+        **ARMS[name][0],
+        "attention": replace(
+            ARMS[name][0]["attention"],
+            calibration=replace(ARMS[name][0]["attention"].calibration, squares="joint"),
+        ),
+    }
+    for name in ("calibrated-exact", "calibrated-estimated")
+}
+#: Queries, keys, warps and stages of other tiles of that kernel, by the name of its part.
+OTHER_TILES = {
+    "forward": [(128, 128, 8, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (64, 128, 4, 2)],
+    "keys": [(64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 8, 3), (64, 64, 4, 2), (32, 128, 4, 2), (128, 64, 8, 2)],
+    "queries": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 2), (128, 128, 8, 1), (64, 128, 4, 2)],
+}
 
 
 def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) -> Iterator[dict[str, Any]]:
@@ -34,7 +55,8 @@ def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) 
     shape = Shape(width, 1, width // d_head, 0, 64, 64, seq_len, batch)
     steps: dict[str, dict[str, Callable[[], float]]] = {}
     fused = {}
-    for name, (fields, _) in ARMS.items():
+    why_not = one_walk.why_not(device.type)
+    for name, fields in {**{name: fields for name, (fields, _) in ARMS.items()}, **ONE_WALK}.items():
         config = ModelConfig(**{**model_fields(shape), **fields})
         fused[name] = explicit_because(config) is None
         try:
@@ -62,18 +84,68 @@ def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) 
                 "× plain": found.ratio,
                 "quartiles": f"{found.low:.3f}–{found.high:.3f}",
                 **(setting.limit(found.ratio, DEARER, at_most=True) if limited else {}),
+                **({"note": f"by another attention: {why_not}"} if name in ONE_WALK and why_not else {}),
             }
+
+
+def _tiles(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) -> Iterator[dict[str, Any]]:
+    """Time the kernel of one walk alone, bf16, by its tiles: a part at a time, the others as they are; and beside it
+    what it would replace.
+    """
+    device, n_heads = torch.device(setting.device), width // d_head
+    table = f"Attention with Σa² alone, bf16, {tokens} tokens, T {seq_len}, {n_heads} heads of {d_head}"
+    if why_not := one_walk.why_not(device.type):
+        yield {"table": table, "tiles": "all", "note": f"not run: {why_not}"}
+        return
+    from birthmark.models.attention.fused import one_walk_kernel
+
+    shape = max(tokens // seq_len, 1), seq_len, n_heads, d_head
+    q, k, v, d_out = (
+        torch.randn(shape, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(4)
+    )
+    d_sums, usual = torch.randn(q.shape[:3], device=device), one_walk_kernel.TILES
+
+    def step(tiles: dict[str, Any] | None) -> Callable[[], float]:
+        def run() -> float:
+            one_walk_kernel.TILES = tiles or usual
+            try:
+                attend = attention_with_squares if tiles is None else one_walk.walk
+                out, lse, squares = attend(q, k, v, d_head**-0.5)
+                torch.autograd.grad([out, lse, squares], [q, k, v], [d_out, d_sums, d_sums])
+            finally:
+                one_walk_kernel.TILES = usual
+            return 0.0
+
+        return run
+
+    for part, others in OTHER_TILES.items():
+        steps: dict[str, Callable[[], float]] = {"another attention": step(None), "as they are": step(usual)}
+        for sizes in others:
+            tiles = step({**usual, part: (one_walk_kernel.Tile(*sizes),) * 3})
+            try:
+                tiles()
+            except Exception as error:  # tiles may ask for more shared memory than the card has
+                yield {"table": table, "part": part, "tiles": str(sizes), "status": FAILED, "note": one_line(error)}
+                if breaks_device(error):
+                    raise
+                continue
+            steps[str(sizes)] = tiles
+        for name, found in in_turn(steps, device, setting.rounds, 1).items():
+            yield {"table": table, "part": part, "tiles": name, "ms": 1000 * found.seconds, "× first": found.ratio}
 
 
 def cases(setting: Setting) -> list[Case]:
     """Return a case for every length with both head widths, then the mixtures."""
     if setting.tiny:
-        return [Case("T 128, heads of 8", partial(_arms, 128, 8, 16, 128)), *mixtures.cases(setting)]
+        sizes = (128, 8, 16, 128)
+        tiny = [Case("T 128, heads of 8", partial(_arms, *sizes)), Case("tiles", partial(_tiles, *sizes))]
+        return [*tiny, *mixtures.cases(setting)]
     return [
         *(
             Case(f"T {seq_len}, heads of {d_head}", partial(_arms, seq_len, d_head, WIDTH, TOKENS), 45)
             for d_head in HEADS
             for seq_len in LENGTHS
         ),
+        *(Case(f"tiles, heads of {d_head}", partial(_tiles, 2048, d_head, WIDTH, TOKENS), 90) for d_head in HEADS),
         *mixtures.cases(setting),
     ]
