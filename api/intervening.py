@@ -85,9 +85,10 @@ class InterventionResult(Displayed):
 
     def draw(self) -> Figure:
         """Draw the picture of the command."""
-        from ..report.pictures.single_commands import draw_dose_response
+        from ..report.figure import draw_panels
+        from ..report.pictures.single_commands import titled_panels
 
-        return draw_dose_response(self.found, self.model)
+        return draw_panels(titled_panels(self.found, self.model))
 
     def _title(self) -> str:
         return f"{self.model}: {intervention_in_words(self.found.what)}"

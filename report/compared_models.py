@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from ..files import atomic_path, strict, write_json, write_text
 from ..findings.numbers import in_ascii
-from ..measure.model_pairs import AllPairs, Compared
-from .charts.specs import MatrixPanel
+from ..measure.model_pairs import AllPairs, Compared, Line
+from .charts.specs import CurvePanel, MatrixPanel, Series
 from .csv_files import LabelledArray, to_csv
-from .pictures.axes import position_axis
-from .pictures.curves import Curve, draw_curves, draw_over_training
+from .figure import save_panel, save_panels
 from .pictures.panels import evenly_spaced
 from .pictures.saving import save_png
-from .pictures.several_models import draw_layer_matrices, draw_lines, draw_model_matrices
+from .pictures.several_models import draw_layer_matrices
 from .terminal import Heading, print_table
 from .text import format_value, without_shared_folder
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 #: KL in nats per token up to which two models predict alike: float32's rounding.
 _SAME_KL = 1e-5
+_KL = "KL(A ‖ B), nats per token"
 #: Pairs that a picture of curves has.
 _MOST_CURVES = 6
 
@@ -136,7 +133,9 @@ def _numbers(found: Sequence[Compared]) -> list[LabelledArray]:
 
 def write_picture(out: Path, found: Sequence[Compared]) -> None:
     """Draw the matrix of models at the last step, and write all numbers beside it, as a CSV of the same name."""
-    save_png(_models(found[-1].pairs), out)
+    pairs = found[-1].pairs
+    panels = model_matrices(without_shared_folder(pairs.names), pairs.last_cka(), pairs.mean_kl())
+    save_panels(panels, out, across=True, width=3.5)
     write_text(out.with_suffix(".csv"), to_csv(_numbers(found)))
 
 
@@ -156,19 +155,17 @@ def write_folder(
         new.mkdir()
         write_json(new / "compare.json", answer)
         write_text(new / "compare.csv", to_csv(_numbers(found)))
-        save_png(_models(last), new / "models.png")
         names = without_shared_folder(last.names)
+        panels = model_matrices(names, last.last_cka(), last.mean_kl())
+        save_panels(panels, new / "models.png", across=True, width=3.5)
         several = [(names[a], names[b], cka_PQ) for (a, b), cka_PQ in last.cka_by_layer.items() if a != b]
         save_png(draw_layer_matrices(several), new / "layers.png")
-        save_png(_by_position(last), new / "positions.png")
+        save_panel(_by_position(last), new / "positions.png")
         if len(found) > 1 or steps_of_one is not None:
-            for quantity, label in (("kl", "KL(A ‖ B), nats per token"), ("cka", "CKA of the last states")):
-                curves = _over_steps(found, steps_of_one, quantity)
-                figure = draw_over_training(curves, ylabel=label, log=quantity == "kl" and _all_positive(curves))
-                save_png(figure, new / f"{quantity}_over_steps.png")
+            for quantity in ("kl", "cka"):
+                save_panel(_over_steps(found, steps_of_one, quantity), new / f"{quantity}_over_steps.png")
         if found[-1].lines:
-            drawn = [(f"{names[x.a]} – {names[x.b]}", x.alphas, x.losses) for x in found[-1].lines[:_MOST_CURVES]]
-            save_png(draw_lines(drawn), new / "lines.png")
+            save_panel(_lines(names, found[-1].lines), new / "lines.png")
 
 
 def model_matrices(names: Sequence[str], cka_AA: np.ndarray, kl_AA: np.ndarray) -> list[MatrixPanel]:
@@ -183,8 +180,8 @@ def model_matrices(names: Sequence[str], cka_AA: np.ndarray, kl_AA: np.ndarray) 
     off = ~np.eye(len(names), dtype=bool)
     largest = float(np.nanmax(kl_AA[off], initial=0.0)) or 1.0
     shown = (
-        ("cka", "CKA of the last states", cka_AA, 0.01, 1.0, ".2f"),
-        ("kl", "KL(row ‖ column) in nats per token", kl_AA, largest / 1000, largest, ".2g"),
+        ("cka", "CKA of the last states", cka_AA, 0.1, 1.0, ".2f"),
+        ("kl", "KL(row ‖ column) in nats per token", kl_AA, largest / 30, largest, ".2g"),
     )
     return [
         MatrixPanel(id_, title, names, names, np.where(off, values_AA, np.nan), pale, full, spec)
@@ -192,23 +189,17 @@ def model_matrices(names: Sequence[str], cka_AA: np.ndarray, kl_AA: np.ndarray) 
     ]
 
 
-def _models(pairs: AllPairs) -> Figure:
-    return draw_model_matrices(without_shared_folder(pairs.names), pairs.last_cka(), pairs.mean_kl())
-
-
-def _by_position(pairs: AllPairs) -> Figure:
+def _by_position(pairs: AllPairs) -> CurvePanel:
     names, length = without_shared_folder(pairs.names), pairs.kl_AAT.shape[-1]
     every = list(combinations(range(len(names)), 2))
-    curves = [
-        Curve(i, f"{names[a]} ‖ {names[b]}", range(length), pairs.kl_AAT[a, b].tolist(), markers=False)
+    series = [
+        Series(pairs.kl_AAT[a, b], {"position": range(length)}, i, f"{names[a]} ‖ {names[b]}")
         for i, (a, b) in enumerate(every[place] for place in evenly_spaced(len(every), _MOST_CURVES))
     ]
-    return draw_curves(
-        curves, ylabel="KL(A ‖ B), nats per token", x_axis=lambda axes: position_axis(axes, length), from_zero=True
-    )
+    return CurvePanel("positions", "", series, "position", _KL, x_log=True)
 
 
-def _over_steps(found: Sequence[Compared], steps_of_one: Sequence[int] | None, quantity: str) -> list[Curve]:
+def _over_steps(found: Sequence[Compared], steps_of_one: Sequence[int] | None, quantity: str) -> CurvePanel:
     """Build the curves of pairs of runs over their steps; for the checkpoints of one run, of each against the first."""
 
     def matrix(pairs: AllPairs) -> np.ndarray:
@@ -216,17 +207,24 @@ def _over_steps(found: Sequence[Compared], steps_of_one: Sequence[int] | None, q
 
     names = without_shared_folder(found[-1].pairs.names)
     if steps_of_one is not None:
-        values = matrix(found[0].pairs)[0]
-        return [Curve(0, f"{names[0]} ‖ later", steps_of_one[1:], values[1:].tolist())]
-    names = [name.rpartition("@")[0] for name in names]
-    every = list(combinations(range(len(names)), 2))
-    shown = [every[place] for place in evenly_spaced(len(every), _MOST_CURVES)]
-    steps = [one.step for one in found if one.step is not None]
-    return [
-        Curve(i, f"{names[a]} ‖ {names[b]}", steps, [float(matrix(one.pairs)[a, b]) for one in found])
-        for i, (a, b) in enumerate(shown)
-    ]
+        series = [Series(matrix(found[0].pairs)[0][1:], {"step": steps_of_one[1:]}, 0, f"{names[0]} ‖ later")]
+    else:
+        names = [name.rpartition("@")[0] for name in names]
+        every = list(combinations(range(len(names)), 2))
+        steps = [one.step for one in found if one.step is not None]
+        series = [
+            Series(np.array([matrix(one.pairs)[a, b] for one in found]), {"step": steps}, i, f"{names[a]} ‖ {names[b]}")
+            for i, (a, b) in enumerate(every[place] for place in evenly_spaced(len(every), _MOST_CURVES))
+        ]
+    label = _KL if quantity == "kl" else "CKA of the last states"
+    return CurvePanel(quantity, "", series, unit=label, log=quantity == "kl")
 
 
-def _all_positive(curves: Sequence[Curve]) -> bool:
-    return all(value > 0 for curve in curves for value in curve.values)
+def _lines(names: Sequence[str], lines: Sequence[Line]) -> CurvePanel:
+    """Build the loss on the straight line between two models and, dashed, the line between the ends' losses."""
+    series = []
+    for i, line in enumerate(lines[:_MOST_CURVES]):
+        axis, ends = {"alpha": line.alphas}, np.array([line.losses[0], line.losses[-1]])
+        series.append(Series(np.array(line.losses), axis, i, f"{names[line.a]} – {names[line.b]}"))
+        series.append(Series(ends, {"alpha": [0, 1]}, i, "between the ends", "dashed"))
+    return CurvePanel("lines", "", series, "alpha", "loss, nats per token")

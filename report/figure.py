@@ -16,18 +16,19 @@ from ..errors import UsageError
 from ..files import atomic_path
 from ..measure.records import RunDir
 from .charts.scales import DEPTH, Scale, tick_text
-from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, axis_title
+from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, axis_title
 from .charts.stills import Line, end_of_path, lines_of, maps_of, names_of, paths_of, run_variable, scales_of, x_ticks
+from .pictures.axes import turned_names
 from .pictures.labels import spread_apart
-from .pictures.style import BASE_SIZE, THEME, figure_style
+from .pictures.style import BASE_SIZE, INK, PAPER, THEME, figure_style, pale_to_full
 from .run_history import read_runs
 from .sections.chain import sections_over_training
 from .sections.training_view import TrainingView
-from .text import shorten
+from .text import format_value, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
 FORMATS = (".pdf", ".svg", ".png")
 """Endings of files that figures are written to."""
@@ -107,12 +108,38 @@ def save_panel(
         height: inches.
         font_size: points.
     """
+    with _style(font_size):
+        _save(draw_panel(panel, runs, width, height), out)
+
+
+def save_panels(panels: Sequence[ChartPanel], out: Path, *, across: bool = False, width: float = 5.0) -> None:
+    """Write panels below one another, or side by side, to one file (`draw_panels`)."""
+    with _style(BASE_SIZE):
+        _save(draw_panels(panels, across=across, width=width), out)
+
+
+def draw_panels(panels: Sequence[ChartPanel], *, across: bool = False, width: float = 5.0) -> Figure:
+    """Draw panels below one another, or side by side if ``across``, each ``width`` inches wide and with its title."""
+    with _style(BASE_SIZE):
+        from matplotlib.figure import Figure
+
+        heights = [_height(panel, width) * (0.8 if len(panels) > 2 else 1) for panel in panels]
+        size = (width * len(panels), max(heights)) if across else (width, sum(heights))
+        figure = Figure(figsize=size, layout="constrained")
+        parts = figure.subfigures(*((1, len(panels)) if across else (len(panels), 1)), squeeze=False)
+        for part, panel in zip(parts.flat, panels, strict=True):
+            _draw(part, panel, ("",))
+            part.axes[0].set_title(panel.title, parse_math=False)
+    return figure
+
+
+def _save(figure: Figure, out: Path) -> None:
+    """Write a figure on white, without a date."""
     undated: dict[str, dict[str, Any]] = {
         ".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {"Software": None},
     }  # fmt: skip
     kind = out.suffix.lower()
-    with _style(font_size), atomic_path(out) as new:
-        figure = draw_panel(panel, runs, width, height)
+    with atomic_path(out) as new:
         figure.savefig(new, format=kind[1:], dpi=300, facecolor="white", metadata=undated[kind])
 
 
@@ -122,7 +149,7 @@ def _style(font_size: float) -> Iterator[None]:
     with figure_style():
         from matplotlib import rc_context
 
-        sizes = dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), font_size)
+        sizes: Any = dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), font_size)
         sizes |= dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), font_size * 8 / BASE_SIZE)
         # Papers want letters that can be searched, not outlines.
         with rc_context({**sizes, "pdf.fonttype": 42}):
@@ -136,13 +163,19 @@ def draw_panel(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height or _height(panel, width)), layout="constrained")
+    _draw(figure, panel, runs)
+    return figure
+
+
+def _draw(figure: FigureBase, panel: ChartPanel, runs: Sequence[str]) -> None:
     if isinstance(panel, HeatmapPanel):
         _draw_maps(figure, panel)
     elif isinstance(panel, CurvePanel):
         _draw_curves(figure, panel, runs)
+    elif isinstance(panel, MatrixPanel):
+        _draw_matrix(figure, panel)
     else:
         raise UsageError(f"{panel.title}: no figure is made of it")
-    return figure
 
 
 def pixels_of(panel: ChartPanel, width: float, dpi: float) -> np.ndarray:
@@ -164,6 +197,8 @@ def _facets(lines: Sequence[Line]) -> list[str]:
 
 def _height(panel: ChartPanel, width: float) -> float:
     """Return the height of a panel in inches: more for many rows of small panels."""
+    if isinstance(panel, MatrixPanel):
+        return width
     n = len(_facets(list(lines_of(panel)))) if isinstance(panel, CurvePanel) else 1
     columns = _columns(n)
     return width * (0.56 if n == 1 else 0.1 + 0.7 / columns * -(-n // columns))
@@ -179,6 +214,8 @@ def _plain(colour: str) -> str:
     return THEME[found[1]][0] if found else colour
 
 
+_MOST_NUMBERED = 10
+"""Largest number of rows of a matrix with numbers in it."""
 _STYLES = {"dashed": (0, (4, 1.6)), "dotted": (0, (1, 1.3)), "control": (0, (5, 2)), "dots": ""}
 
 
@@ -194,7 +231,7 @@ def _look(line: Line) -> dict[str, Any]:
     return {**look, "marker": "o" if len(line.x) < 25 else "", "markersize": 2.5}
 
 
-def _draw_curves(figure: Figure, panel: CurvePanel, runs: Sequence[str]) -> None:
+def _draw_curves(figure: FigureBase, panel: CurvePanel, runs: Sequence[str]) -> None:
     """Draw the lines of a panel, in small panels if it has them."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -246,8 +283,8 @@ def _name_paths(axes: Axes, lines: Sequence[Line], scale: Scale) -> None:
     for end, x, side in ((0, -0.03, "right"), (-1, 1.03, "left")):
         points = np.array([1 - scale.share(float(line.y[end])) for line in lines])
         for line, place in zip(lines, spread_apart(points, 1 / max(len(lines), 1), 0.0, 1.0).tolist(), strict=True):
-            words, look = end_of_path(line, end), {"ha": side, "va": "center", "fontsize": 6, "family": "monospace"}
-            axes.text(x, place, words, transform=axes.transAxes, parse_math=False, **look)
+            look: dict[str, Any] = {"ha": side, "va": "center", "fontsize": 6, "family": "monospace"}
+            axes.text(x, place, end_of_path(line, end), transform=axes.transAxes, parse_math=False, **look)
     axes.tick_params(labelleft=False)
     axes.spines["left"].set_visible(False)
 
@@ -266,7 +303,8 @@ def _set_axes(axes: Axes, panel: CurvePanel, lines: Sequence[Line]) -> Scale:
         shown = x_ticks(across)
         axes.set_xticks(shown, [tick_text(tick) for tick in shown])
     else:
-        axes.xaxis.get_major_locator().set_params(integer=panel.x in ("step", "layer", "position"))
+        whole: Any = axes.xaxis.get_major_locator()
+        whole.set_params(integer=panel.x in ("step", "layer", "position"))
         axes.xaxis.set_major_formatter(lambda value, _: tick_text(value))
     axes.minorticks_off()
     if panel.down:
@@ -274,7 +312,7 @@ def _set_axes(axes: Axes, panel: CurvePanel, lines: Sequence[Line]) -> Scale:
     return y_scale
 
 
-def _add_bar(figure: Figure, grid: np.ndarray, blocks: tuple[int, int]) -> None:
+def _add_bar(figure: FigureBase, grid: np.ndarray, blocks: tuple[int, int]) -> None:
     """Add the scale of the blocks' colours."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -283,7 +321,7 @@ def _add_bar(figure: Figure, grid: np.ndarray, blocks: tuple[int, int]) -> None:
     figure.colorbar(ScalarMappable(Normalize(*blocks), ramp), ax=grid, label="block")
 
 
-def _draw_maps(figure: Figure, panel: HeatmapPanel) -> None:
+def _draw_maps(figure: FigureBase, panel: HeatmapPanel) -> None:
     """Draw the maps of a panel side by side."""
     maps = maps_of(panel)
     grid = figure.subplots(1, len(maps), squeeze=False, sharey=True)
@@ -299,6 +337,23 @@ def _draw_maps(figure: Figure, panel: HeatmapPanel) -> None:
             axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     grid[0][0].set_ylabel(axis_title(panel.rows))
     figure.colorbar(image, ax=grid, label=panel.unit)
+
+
+def _draw_matrix(figure: FigureBase, panel: MatrixPanel) -> None:
+    """Draw a matrix with its numbers in it; the colour grows with the logarithm."""
+    axes = figure.subplots()
+    values = np.asarray(panel.values, dtype=float)
+    sizes = np.clip(np.abs(values), panel.pale, panel.full) / panel.pale
+    shares = np.where(np.isfinite(values), np.log(sizes) / np.log(panel.full / panel.pale), np.nan)
+    axes.imshow(shares, cmap=pale_to_full(), vmin=0, vmax=1)
+    for row, column in np.argwhere(np.isfinite(values)) if max(values.shape) <= _MOST_NUMBERED else ():
+        ink = PAPER if shares[row, column] > 0.6 else INK
+        text = format_value(float(values[row, column]), panel.format)
+        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=6)
+    axes.grid(visible=False)
+    turned_names(axes, [shorten(name, 24) for name in panel.columns], 60)
+    axes.set_yticks(range(len(panel.rows)), labels=[shorten(name, 24) for name in panel.rows], parse_math=False)
+    axes.tick_params(length=0)
 
 
 def _no_such(name: str, there: Sequence[str]) -> str:

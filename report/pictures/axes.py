@@ -55,24 +55,6 @@ def power_of_ten(value: float, _: object = None) -> str:
     return format_value(value, "g") if -3 <= exponent <= 3 else power_text(exponent)
 
 
-def step_axis(axes: Axes, last: float, linear_until: float | None) -> None:
-    """Set the x axis to optimizer steps from birth on; with ``linear_until`` linear up to there and logarithmic
-    behind.
-    """
-    axes.set_xlabel("optimizer step")
-    if linear_until is None or last <= linear_until:
-        axes.xaxis.set_major_formatter(count_formatter())
-        axes.margins(x=0.02)
-        return
-    axes.set_xscale("symlog", linthresh=linear_until, linscale=0.4)
-    decades = 10.0 ** np.arange(np.ceil(np.log10(linear_until) - 1e-9), np.floor(np.log10(last) + 1e-9) + 1)
-    if len(decades) < 3:
-        decades = np.unique(np.concatenate([decades, decades * 3, [linear_until]]))
-    fix_ticks(axes.xaxis, [0.0, *decades[decades <= last * 1.001].tolist()])
-    axes.xaxis.set_major_formatter(count_formatter())
-    axes.set_xlim(-0.12 * linear_until, last * 1.12)
-
-
 def fix_ticks(axis: Any, ticks: Sequence[float], labels: Sequence[str] | None = None) -> None:
     """Put ticks only at these places; their texts are ``labels``, or those of the axis' formatter.
 
@@ -99,25 +81,6 @@ def log_axis(axis: Any) -> None:
     axis.set_minor_locator(no_ticks())
 
 
-def token_axis(axes: Axes, length: int) -> None:
-    """Set the x axis to positions as the number of visible tokens, t + 1, logarithmic."""
-    axes.set_xscale("log")
-    axes.set_xlim(0.85, length * 1.15)
-    log_ticks(axes.xaxis, 1, length)
-    axes.set_xlabel("t + 1")
-
-
-def position_axis(axes: Axes, length: int, label: str = "position") -> None:
-    """Set the x axis to positions from 0, logarithmic behind 1, so that the first ones are separate."""
-    axes.set_xscale("symlog", linthresh=1, linscale=0.35)
-    parts = (1,) if length > 3000 else (1, 3)
-    ticks = [0, *(part * 10**i for i in range(7) for part in parts if part * 10**i < length)]
-    write = count_formatter()
-    fix_ticks(axes.xaxis, ticks, [write(tick) for tick in ticks])
-    axes.set_xlim(-0.15, length)
-    axes.set_xlabel(label)
-
-
 def whole_ticks(axis: Any) -> None:
     """Put ticks at whole numbers only."""
     axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -125,10 +88,9 @@ def whole_ticks(axis: Any) -> None:
 
 def turned_names(axes: Axes, names: Sequence[str], angle: float) -> None:
     """Put names below a map's columns, which rise to them at ``angle`` degrees."""
-    from .engine.measured_layout import layout_of
-
-    axes.set_xticks(range(len(names)), labels=names, rotation=angle, ha="right", parse_math=False)
-    layout_of(axes.figure).turn_names(axes, angle)
+    axes.set_xticks(
+        range(len(names)), labels=names, rotation=angle, ha="right", rotation_mode="anchor", parse_math=False
+    )
 
 
 def log_ticks(axis: Any, low: float, high: float) -> None:
@@ -157,12 +119,6 @@ def log_heights(axes: Axes, values: Sequence[np.ndarray], least: float | None = 
     log_ticks(axes.yaxis, low / margin, high * margin)
 
 
-def block_axis(axes: Axes, embeddings: bool = True) -> None:
-    """Set the x axis to blocks from 1, and the embeddings before them."""
-    axes.set_xlabel("block (0: embeddings)" if embeddings else "block")
-    whole_ticks(axes.xaxis)
-
-
 # ---------------------------------------------------------------- colour bar beside a map
 
 
@@ -187,19 +143,11 @@ def add_colour_bar(
         label: name of the numbers.
         share: share of the panels' height.
     """
-    from .engine.measured_layout import LightAxes, layout_of
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
 
-    figure = panels[0].figure
-    axes = figure.add_axes((0, 0, 0.1, 0.1), axes_class=LightAxes)
-    ramp = np.linspace(0, 1, 128)[:, None]
-    axes.imshow(
-        ramp, cmap=colours, vmin=0, vmax=1, aspect="auto", extent=(0, 1, *limits), origin="lower", interpolation="none"
-    )
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.grid(False)
-    axes.tick_params(length=0, bottom=False, labelbottom=False, labelleft=False, labelright=True)
-    axes.yaxis.set_label_position("right")
-    fix_ticks(axes.yaxis, ticks, labels or [format_value(tick, ".3g") for tick in ticks])
-    axes.set_ylabel(label)
-    layout_of(figure).add_bar(axes, panels, share)
+    bar = panels[0].figure.colorbar(ScalarMappable(Normalize(*limits), colours), ax=list(panels), shrink=share)
+    bar.set_ticks(list(ticks), labels=labels or [format_value(tick, ".3g") for tick in ticks])
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0)
+    bar.set_label(label)

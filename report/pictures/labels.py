@@ -1,48 +1,10 @@
-"""Labels: how wide letters are, in points, and where the names of points go, so that none lies on another."""
+"""Places of the names of points, so that none lies on another."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
-
-# ---------------------------------------------------------------- widths of letters
-
-_UNIT = 100
-"""Points at which advances are read."""
-
-
-@cache
-def _font(family: str) -> Any:
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    return get_font(findfont(FontProperties(family=family)))
-
-
-@cache
-def _advance(character: str, family: str) -> float:
-    """Return the width of a character as a share of the size; for one that the font lacks, a typical width."""
-    font = _font(family)
-    if not font.get_char_index(ord(character)):
-        return 1.0 if unicodedata.east_asian_width(character) in "WF" else 0.6
-    font.set_size(_UNIT, 72)
-    return float(font.load_char(ord(character)).linearHoriAdvance) / 65536 / _UNIT
-
-
-def text_width(text: str, size: float, family: str = "DejaVu Sans") -> float:
-    """Return the width of the longest line of ``text`` at ``size`` points, in points."""
-    return size * max(sum(_advance(character, family) for character in line) for line in text.split("\n"))
-
-
-def text_height(text: str, size: float) -> float:
-    """Return the height from the top of the first line to the foot of the last, in points."""
-    return 1.2 * size * (1 + text.count("\n"))
-
-
-# ---------------------------------------------------------------- placement of the names of points without overlaps
 
 _ANGLES = np.deg2rad([0, 45, -45, 180, 135, -135, 90, -90, 22, -22, 158, -158, 67, -67, 113, -113])
 _RADII = (1.0, 1.8, 2.8, 4.0, 5.5, 7.5, 10.0, 13.0)

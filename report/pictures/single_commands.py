@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,12 @@ from ...measure.loss_by_position import LengthResult
 from ...measure.quantised.cost import QuantisedCost
 from ..charts.specs import CurvePanel, Series
 from ..csv_files import LabelledArray, to_csv
+from ..figure import save_panel, save_panels
 from ..text import without_shared_folder
-from .axes import log_heights, token_axis, whole_ticks
-from .panels import Heights, Panel, block_colours, fit_heights, label_outer_panels, small_multiples
 from .saving import save_png
-from .style import INK, MUTED, REFERENCE, add_legend, in_figure_style, legend_line, new_figure, run_colour
+from .style import REFERENCE, add_legend, in_figure_style, legend_line, new_figure, run_colour
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 #: Letters that a title has room for.
 _TITLE = 60
-_ALONE: dict[str, Any] = {"color": INK, "linewidth": 1.3}
 #: Figures by block and key, and by head.
 _BY_KEY = ("state_norm", "channel", "channel_value", "norm_before", "norm_after")
 _BY_HEAD = ("attention", "attention_to_first")
@@ -38,7 +36,7 @@ _BY_HEAD = ("attention", "attention_to_first")
 
 def write_intervention(found: Intervened, model: str, probe: str, out: Path) -> None:
     """Write the picture to ``out`` and its numbers beside it, as a CSV of the same name; same input, same bytes."""
-    save_png(draw_dose_response(found, model), out)
+    save_panels(titled_panels(found, model), out)
     write_text(out.with_suffix(".csv"), to_csv(_numbers(found, model, probe)))
 
 
@@ -60,6 +58,15 @@ def _numbers(found: Intervened, model: str, probe: str) -> list[LabelledArray]:
     return numbers
 
 
+def titled_panels(found: Intervened, model: str) -> list[CurvePanel]:
+    """Return the panels of an intervention, with the change and the model in the first title."""
+    what = intervention_in_words(found.what)
+    room = max(_TITLE - len(what), 12)  # the end of a long name says more
+    name = model if len(model) <= room else f"…{model[1 - room :]}"
+    first, *others = dose_panels(found)
+    return [replace(first, title=f"{what}: {name}; {first.title}"), *others]
+
+
 def dose_panels(found: Intervened) -> list[CurvePanel]:
     """Build the panels of an intervention: a line for each dose over the blocks, means over heads and keys."""
     keys = ", ".join(map(str, found.keys))
@@ -79,48 +86,6 @@ def dose_panels(found: Intervened) -> list[CurvePanel]:
     return panels
 
 
-@in_figure_style
-def draw_dose_response(found: Intervened, model: str) -> Figure:
-    """Draw a line for each dose over the blocks, means over heads and keys; black: unchanged; dashed: uniform
-    attention.
-
-    Grey behind the lines: the blocks that are changed.
-    """
-    keys = ", ".join(map(str, found.keys))
-    rows: list[tuple[str, np.ndarray]] = [(f"attention to {keys}", found.stacked("attention").mean((2, 3)))]
-    if found.keys != (0,):
-        rows.append(("attention to 0", found.stacked("attention_to_first").mean((2, 3))))
-    rows.append((f"norm of state {keys}", found.stacked("state_norm").mean(2)))
-    figure, panels = new_figure(360, 24 + 96 * len(rows), len(rows), 1, squeeze=False, sharex=True)
-    axes: list[Axes] = list(panels.flat)
-    blocks = np.arange(1, found.passes[0].attention.shape[0] + 1)
-    colours = block_colours(len(found.passes) - 1)
-    marker: dict[str, Any] = {"marker": "o", "markersize": 2.5} if len(blocks) <= 40 else {}
-    looks = [_ALONE, *({"color": colour, "linewidth": 1.4} for colour in colours)]
-    highest = max(float(np.nanmax(values)) for _, values in rows[:-1])
-    for panel, (label, lines) in zip(axes, rows, strict=True):
-        for layer in found.what.layers:
-            panel.axvspan(layer - 0.5, layer + 0.5, color=MUTED, alpha=0.12, linewidth=0, zorder=0)
-        for number, (line, look) in enumerate(zip(lines, looks, strict=True)):
-            panel.plot(blocks, line, zorder=3 + number, **look, **marker)
-        panel.set_ylabel(label)
-        panel.set_xlim(0.5, len(blocks) + 0.5)
-    whole_ticks(axes[-1].xaxis)
-    for panel in axes[:-1]:
-        panel.axhline(float(found.uniform.mean()), zorder=2, **REFERENCE)
-        # One scale: the key is judged beside key 0.
-        panel.set_ylim(-0.03 * highest, 1.07 * highest)
-    if (rows[-1][1] > 0).all():
-        log_heights(axes[-1], [rows[-1][1]])
-    axes[-1].set_xlabel("block")
-    what = intervention_in_words(found.what)
-    room = max(_TITLE - len(what), 12)  # the end of a long name says more
-    axes[0].set_title(f"{what}: {model if len(model) <= room else '…' + model[1 - room :]}", parse_math=False)
-    entries = [(dose_in_words(found, number), legend_line(**look, **marker)) for number, look in enumerate(looks)]
-    add_legend(figure, [*entries, ("uniform attention", legend_line(**REFERENCE))])
-    return figure
-
-
 # ---------------------------------------------------------------- `birthmark length`
 
 #: Points of a line: means over positions, wider apart behind the first ones.
@@ -131,7 +96,7 @@ _LENGTH_TITLE = 28
 
 def write_length(found: Sequence[LengthResult], out: Path) -> None:
     """Write the picture to ``out`` and its numbers, by single position, beside it as a CSV of the same name."""
-    save_png(draw_loss_by_position(found), out)
+    save_panel(length_panel(found), out)
     write_text(out.with_suffix(".csv"), to_csv(_length_numbers(found)))
 
 
@@ -145,38 +110,29 @@ def _length_numbers(found: Sequence[LengthResult]) -> list[LabelledArray]:
     ]
 
 
-def _panel(result: LengthResult) -> Panel:
-    """Build the lines of a model's arms over positions t + 1, each point a mean over those up to the next.
+def length_panel(found: Sequence[LengthResult]) -> CurvePanel:
+    """Build the panel of every arm's loss over positions, a small panel for each model.
 
-    No mean reaches across the end of the prefix.
+    A point is the mean over the positions up to the next one; no mean reaches across the end of the prefix.
     """
-    spaced = np.geomspace(1, result.length + 1, _POINTS + 1).round().astype(int) - 1
-    edges = np.unique([*spaced, min(result.prefix, result.length)])
-    counts = np.diff(edges)
-    lines = [np.add.reduceat(arm.by_position, edges[:-1]) / counts for arm in result.arms]
-    return Panel(result.model, (edges[:-1] + edges[1:] + 1) / 2, np.array(lines))
-
-
-@in_figure_style
-def draw_loss_by_position(found: Sequence[LengthResult]) -> Figure:
-    """Draw the loss of every arm; dashed: the end of the prefix, where keys are dropped."""
-    panels = [_panel(result) for result in found]
-    figure, axes_of_panels = small_multiples(len(found), (230, 190, 160))
     evicted = list(dict.fromkeys(arm.evict for result in found for arm in result.arms))
-    names = without_shared_folder([result.model for result in found])
-    for axes, name, result, panel in zip(axes_of_panels, names, found, panels, strict=True):
-        axes.axvline(result.prefix + 0.5, **REFERENCE)
-        # Before the end of the prefix they are one line: the first of them on top.
-        for arm, line in reversed(list(zip(result.arms, panel.lines, strict=True))):
-            axes.plot(panel.x, line, color=run_colour(evicted.index(arm.evict)), linewidth=1.4)
-        token_axis(axes, max(result.length for result in found))
+    every = [float(value) for result in found for arm in result.arms for value in arm.by_position]
+    ends = np.array([min(every), max(every)])
+    series = []
+    for name, result in zip(without_shared_folder([result.model for result in found]), found, strict=True):
         # Names differ at the end of their path.
-        axes.set_title(name if len(name) <= _LENGTH_TITLE else f"…{name[1 - _LENGTH_TITLE :]}", parse_math=False)
-        fit_heights(axes, Heights("loss (nats)"), panels)
-    label_outer_panels(axes_of_panels, "t + 1", "loss (nats)")
-    entries = [(f"{n} evicted" if n else "every key", legend_line(color=run_colour(i))) for i, n in enumerate(evicted)]
-    add_legend(figure, [*entries, ("end of the prefix", legend_line(**REFERENCE))])
-    return figure
+        title = name if len(name) <= _LENGTH_TITLE else f"…{name[1 - _LENGTH_TITLE :]}"
+        spaced = np.geomspace(1, result.length + 1, _POINTS + 1).round().astype(int) - 1
+        edges = np.unique([*spaced, min(result.prefix, result.length)])
+        at = ((edges[:-1] + edges[1:] - 1) / 2).tolist()
+        border = {"position": [result.prefix - 0.5] * 2}
+        series.append(Series(ends, border, None, "end of the prefix", "control", facet=title))
+        # Before the end of the prefix they are one line: the first of them on top.
+        for arm in reversed(result.arms):
+            line = np.add.reduceat(arm.by_position, edges[:-1]) / np.diff(edges)
+            words = f"{arm.evict} evicted" if arm.evict else "every key"
+            series.append(Series(line, {"position": at}, evicted.index(arm.evict), words, facet=title))
+    return CurvePanel("length", "", series, "position", "loss (nats)", x_log=True)
 
 
 # ---------------------------------------------------------------- `birthmark quantise`

@@ -6,7 +6,7 @@ matplotlib is imported on use: everything else works without it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -33,10 +33,6 @@ THEME = {
 # First to last block: hues of one middling lightness, readable on white and on black.
 DEPTH = ("#3b82c4", "#8f6cc0", "#c9577f", "#d9722b")
 REFERENCE: dict[str, Any] = {"color": MUTED, "linestyle": (0, (5, 2)), "linewidth": 1.1}
-SOLID: Mapping[str, Any] = {}
-FAINT: Mapping[str, Any] = {"alpha": 0.45, "linewidth": 0.9}
-DASHED: Mapping[str, Any] = {"linestyle": (0, (4, 1.6))}
-DOTTED: Mapping[str, Any] = {"linestyle": (0, (1, 1.3))}
 BASE_SIZE, TICK_SIZE = 8.5, 8
 """Sizes in points of letters, and of those at ticks."""
 _STYLE: Any = {
@@ -114,10 +110,8 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **s
     """Make a figure of a size in points, with axes like those of ``Figure.subplots``."""
     from matplotlib.figure import Figure
 
-    from .engine.measured_layout import LightAxes, MeasuredLayout
-
-    figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout=MeasuredLayout())
-    return figure, figure.subplots(rows, columns, subplot_kw={"axes_class": LightAxes}, **share)
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+    return figure, figure.subplots(rows, columns, **share)
 
 
 def run_colour(run: int) -> str:
@@ -125,21 +119,19 @@ def run_colour(run: int) -> str:
     return RUN_COLOURS[run % len(RUN_COLOURS)]
 
 
-def run_marker(run: int) -> str:
-    """Return the marker of the ``run``-th run, which changes when the colours start again."""
-    return "osD^v"[run // len(RUN_COLOURS) % 5]
-
-
-def add_legend(figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
-    """Add a legend above the axes in as many columns as fit; the figure grows by its height, the axes keep theirs.
+def add_legend(figure: Figure, entries: Sequence[tuple[str, Any]], columns: int = 3) -> None:
+    """Add a legend above the axes; the figure grows by its height.
 
     Args:
         figure: figure of `new_figure`.
         entries: words, with their line or area.
+        columns: entries in a row.
     """
-    from .engine.measured_layout import layout_of
-
-    layout_of(figure).add_entries(figure, entries)
+    if not entries:
+        return
+    figure.legend([mark for _, mark in entries], [text for text, _ in entries], loc="outside upper left", ncols=columns)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 14 / 72 * -(-len(entries) // columns))
 
 
 def legend_line(**look: Any) -> Any:

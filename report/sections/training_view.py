@@ -226,7 +226,8 @@ class TrainingView:
         """Add a line per block over training, a picture per run and probe."""
 
         def draw(run: RunHistory, prefix: str) -> Drawn | None:
-            numbers, beside = [], {}
+            numbers: list[LabelledArray] = []
+            beside: dict[str, LabelledArray] = {}
             for quantity in quantities:
                 steps, values = _read(run, prefix, quantity)
                 if len(steps) < 2:

@@ -1,20 +1,18 @@
 """Pictures are drawn by a library that is loaded when one is drawn, and whose settings stay those of others."""
 
-import ast
+import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import birthmark.report
 from birthmark.measure.records import Snapshot
-from birthmark.report.pictures.curves import Curve, draw_curves
+from birthmark.report.charts.specs import CurvePanel, Drawn, HeatmapPanel, MatrixPanel, Series
+from birthmark.report.charts.stills import lines_of, scales_of, still
+from birthmark.report.csv_files import LabelledArray
+from birthmark.report.figure import save_panel, save_panels
 from birthmark.report.pictures.labels import place_labels
-from birthmark.report.pictures.layers_and_heads import draw_blocks, draw_head_maps, draw_heads
-from birthmark.report.pictures.panels import Heights, Panel
-from birthmark.report.pictures.saving import save_png
 from birthmark.report.sections.dominance import DOMINANCE
 from birthmark.report.sections.section import Section
 from birthmark.report.sections.seed_mark import DIRECTION
@@ -23,57 +21,75 @@ from birthmark.report.sections.snapshot_view import SnapshotView
 pytestmark = pytest.mark.heavy
 
 
-def test_pictures_leave_the_settings_of_others_alone(tmp_path):
+def test_figures_leave_the_settings_of_others_alone(tmp_path):
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    figure = draw_head_maps([("at birth", np.full((2, 2), 0.25))], "sink mass")
-    save_png(figure, tmp_path / "sink.png")
+    save_panel(HeatmapPanel("", "", [cells([[0.25, 0.5]])]), tmp_path / "sink.png")
     assert (tmp_path / "sink.png").read_bytes().startswith(b"\x89PNG")
     assert dict(matplotlib.rcParams) == before
 
 
 def test_importing_reports_needs_no_matplotlib():
-    code = "import sys, birthmark.report.run_page; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, birthmark.report.run_page, birthmark.report.figure; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    for file in (Path(birthmark.report.__file__).parent / "pictures").glob("*.py"):
-        for node in ast.parse(file.read_text()).body:
-            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            assert not module.startswith("engine.") or module == "engine.letters", file
 
 
-def of_heads(lines, heights):
-    panel = Panel("block 1", np.arange(3), np.array(lines, dtype=float)[:, None] * np.ones(3))
-    return draw_heads([panel], run=0, heights=heights, x_axis=lambda axes: None).axes[0]
+def cells(values):
+    """A map of blocks by heads."""
+    shape = np.shape(values)
+    return Series(np.array(values), {"layer": range(1, shape[0] + 1), "head": range(shape[1])}, 0)
 
 
-def test_a_head_at_zero_leaves_the_mean_and_the_range_of_the_others():
-    heights = Heights("importance", log=True, most=1)
-    *_, mean = of_heads([0.5, 0.3, 0.0], heights).lines
-    np.testing.assert_allclose(mean.get_ydata(), 0.8 / 3)
-    many = of_heads([0.5] * 16 + [0.0], heights)
-    np.testing.assert_allclose(many.lines[-1].get_ydata(), 8 / 17)
-    (band,) = many.collections
-    heights_of_band = band.get_paths()[0].vertices[:, 1]
-    assert (heights_of_band.min(), heights_of_band.max()) == (many.get_ylim()[0], 0.5)
+def of_heads(lines, log=True):
+    """The panel of one block's heads, each at one level over three positions."""
+    values = np.array(lines, dtype=float)[None, :, None] * np.ones(3)
+    numbers = LabelledArray("importance", values, [{"layer": [1]}, {"head": range(len(lines))}, {"position": range(3)}])
+    return Drawn([numbers], log=log).panel("p", [], {})
+
+
+def test_a_head_at_zero_counts_in_the_mean_and_leaves_the_range_of_the_others():
+    *heads, mean = lines_of(of_heads([0.5, 0.3, 0.0]))
+    assert [line.y[0] for line in heads] == [0.5, 0.3, 0.0]
+    np.testing.assert_allclose(mean.y, 0.8 / 3)
+    lines = list(lines_of(of_heads([0.5] * 16 + [0.0])))
+    assert [line.name for line in lines] == ["mean of heads", "least head", "largest head"]
+    assert [line.y[0] for line in lines] == pytest.approx([8 / 17, 0.0, 0.5])
+    assert {line.facet for line in lines} == {"block 1"}
 
 
 def test_what_is_zero_everywhere_is_a_line_at_zero_on_a_linear_axis():
-    axes = of_heads([0.0, 0.0], Heights("importance", log=True))
-    assert axes.get_yscale() == "linear"
-    assert [line.get_ydata().tolist() for line in axes.lines] == [[0, 0, 0]] * 3
-    panel = Panel("", np.arange(3), np.zeros((2, 3)), {"uniform": np.full(3, 0.5)})
-    blocks = draw_blocks([panel], heights=Heights("ratio", log=True), x_axis=lambda axes: None).axes[0]
-    curve = draw_curves([Curve(0, "", [0, 1], [0.0, 0.0])], ylabel="", x_axis=lambda axes: None, log=True).axes[0]
-    for axes, ends in ((blocks, (-0.025, 0.525)), (curve, (-2, 2))):
-        assert axes.get_yscale() == "linear"
-        assert axes.get_ylim() == pytest.approx(ends)
-        assert np.isfinite(axes.lines[0].get_ydata()).all()
+    panel = of_heads([0.0, 0.0])
+    lines = list(lines_of(panel))
+    assert [line.y.tolist() for line in lines] == [[0, 0, 0]] * 3
+    scale, _ = scales_of(panel, lines)
+    assert (scale.low, scale.high, scale.log) == (-2, 2, False)
 
 
 def test_a_block_that_was_not_seen_has_empty_cells():
-    figure = draw_head_maps([("", np.array([[0.1, 0.2], [np.nan, np.nan]]))], "mass")
-    assert [text.get_text() for text in figure.axes[0].texts] == ["0.10", "0.20"]
+    picture = still(HeatmapPanel("", "", [cells([[0.1, 0.2], [np.nan, np.nan]])]))
+    assert re.findall("<td[^>]*>(.*?)</td>", picture) == ["0.10", "0.20", "", ""]
+
+
+def test_two_steps_are_both_shown_and_the_first_is_dashed(tmp_path):
+    series = Series(np.array([[1.0, 2.0], [3.0, 4.0]]), {"step": [0, 8], "layer": [1, 2]}, 0)
+    panel = CurvePanel("p", "", [series], "layer")
+    assert [(line.name, line.look, line.y.tolist()) for line in lines_of(panel)] == [
+        ("step 0", "dashed", [1, 2]),
+        ("step 8", "solid", [3, 4]),
+    ]
+    save_panels([panel, MatrixPanel("m", "pairs", "ab", "ab", np.eye(2), 0.1)], tmp_path / "f.svg")
+    assert "pairs" in (tmp_path / "f.svg").read_text()
+
+
+def test_tokens_stand_at_both_ends_of_their_paths_by_rank():
+    series = Series(np.array([[1.0, 30.0], [2.0, 1.0]]), {"text": ["one", "<b>"], "step": [0, 8]}, 0, "favourites")
+    picture = still(CurvePanel("p", "", [series], log=True, down=True))
+    names = re.findall(r'<text class="path"[^>]* y="([\d.]+)"[^>]*>(.*?)</text>', picture)
+    assert [name for _, name in names] == ["1 ‹one›", "2 ‹&lt;b&gt;›", "‹one› 30", "‹&lt;b&gt;› 1"]
+    heights = [float(height) for height, _ in names]
+    assert heights[0] < heights[1]  # rank 1 is above rank 2
+    assert heights[2] > heights[3]
 
 
 @pytest.mark.parametrize(

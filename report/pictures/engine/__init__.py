@@ -1,1 +1,0 @@
-"""Layer between the report's pictures and matplotlib: layout from the widths of letters, light axes, SVG."""
