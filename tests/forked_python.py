@@ -151,6 +151,7 @@ def _enter(folder: str, environment: dict[str, str], channels: list[int], execut
     os.environ.clear()
     os.environ.update(environment)
     sys.executable = str(executable)
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     if "SNAPSHOT_PAGES" not in environment:
         sys.modules["birthmark.report.run_page"].build_snapshot_page = lambda folder: None  # type: ignore[attr-defined]
     import torch

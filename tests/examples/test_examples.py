@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,10 +46,10 @@ def test_examples_are_short():
 
 @pytest.mark.training
 @pytest.mark.parametrize("name", LEFT)
-def test_an_example_runs_and_writes_into_its_folder_alone(name, readers_copy):
+def test_an_example_runs_and_writes_into_its_folder_alone(name, readers_copy, python):
     before = files_below(readers_copy)
     (out,) = re.findall(r"\bout/\w+", COMMANDS[name])
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         ["bash", "-euc", COMMANDS[name]], cwd=readers_copy, env=environment, capture_output=True, text=True, timeout=300
