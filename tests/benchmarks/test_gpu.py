@@ -84,20 +84,16 @@ def test_a_launched_strategy_has_the_losses_of_a_single_process(rehearsed):
 
 
 @pytest.mark.heavy
-def test_a_strategy_that_fails_or_computes_otherwise_is_a_row_that_failed(gpu, python, monkeypatch):
+def test_a_strategy_that_fails_or_computes_otherwise_is_a_row_that_failed(gpu, python, monkeypatch, tmp_path):
     strategies = gpu("gpu_run.parts.strategies")
     monkeypatch.setattr(strategies, "PYTHON", python)
-    # One is refused before its first step, the other trains at another rate.
-    ways = {
-        "fsdp2": strategies.Way("fsdp2", ("--trainer.offload=cpu",)),
-        "ddp": strategies.Way("ddp", ("--optim.lr=1e-1", "--optim.warmup_steps=0")),
-    }
-    monkeypatch.setattr(strategies, "WAYS", ways)
     setting = gpu("gpu_run.case").Setting("cpu", True, time.monotonic() + 120)
-    refused, different = strategies._strategies(tuple(ways), setting)
-    assert {refused["status"], different["status"]} == {"failed"}
-    assert "trainer.offload" in refused["note"]
-    assert different["note"].startswith("more than")
+    # One is refused before its first step, the other has not the losses that are expected.
+    ways = {"refused": strategies.Way("fsdp2", ("--trainer.offload=cpu",)), "different": strategies.SINGLE}
+    rows = {name: strategies._beside(way, [4.0, 4.0], tmp_path / name, setting) for name, way in ways.items()}
+    assert {row["status"] for row in rows.values()} == {"failed"}
+    assert "trainer.offload" in rows["refused"]["note"]
+    assert rows["different"]["note"].startswith("more than")
 
 
 @pytest.mark.parametrize(("losses", "expected"), [([2.0, math.nan], [2.0, 1.0]), ([2.0, 1.0], [2.0, math.nan])])
@@ -157,8 +153,9 @@ def test_intervals_that_overlap_are_busy_once(gpu):
 
 
 @pytest.mark.heavy
-def test_the_study_trains_its_arms_and_goes_on_after_a_deadline(gpu, tmp_path, monkeypatch):
+def test_the_study_trains_its_arms_and_goes_on_after_a_deadline(gpu, python, tmp_path, monkeypatch):
     study, case = gpu("gpu_run.parts.study"), gpu("gpu_run.case")
+    monkeypatch.setattr(study, "PYTHON", python)
     monkeypatch.setattr(study, "HOME", tmp_path / "gpu-study")
 
     def part(seconds):

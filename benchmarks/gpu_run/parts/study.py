@@ -25,6 +25,8 @@ from ..case import Case, Setting
 #: The packed corpus (``research/sink_at_60m/corpus.py``), and the folder of corpus and runs on the machine.
 PACKED, HOME = ROOT / "gpu-corpus", ROOT / "build" / "gpu-study"
 BASE = ROOT / "research" / "sink_at_60m" / "base.yaml"
+#: Starts the runs.
+PYTHON = sys.executable
 #: Arms by name, all from one seed; the slow one learns at a third of the rate.
 ARMS: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -40,7 +42,7 @@ _SHOWN = ("sink_mass", "sink_mass_max", "sink_rate", "massive_max", "alignment",
 
 def command(arm: str, folder: Path, setting: Setting) -> list[str]:
     """Build the command that starts an arm's run, or continues it."""
-    words = [sys.executable, "-m", "birthmark.launch.cli", "pretrain"]
+    words = [PYTHON, "-m", "birthmark.launch.cli", "pretrain"]
     if RunDir.is_run(folder):
         return [*words, f"--resume={folder}"]
     if not setting.tiny:

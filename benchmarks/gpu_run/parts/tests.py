@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
@@ -36,7 +35,7 @@ def _marked_files() -> list[Path]:
 def _pytest(file: Path, setting: Setting) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda and not slow"]
+        command = [strategies.PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda and not slow"]
         command += [f"--junit-xml={report}", str(file)]
         limit_s = max(setting.deadline - time.monotonic(), 10)
         try:
