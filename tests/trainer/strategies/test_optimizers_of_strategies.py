@@ -2,23 +2,20 @@
 last to a single process: each two steps have the losses of a run in a single process all along."""
 
 import importlib.util
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import yaml
-from rich.console import Console
+from quiet_runs import averages, logged, run
 
-from birthmark.data.batch_sizes import BatchRamp
-from birthmark.measure.records import RunDir, read_metrics
-from birthmark.models.adapter_config import AdapterConfig
+from birthmark.measure.records import Snapshot
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.optimizers.table import OPTIMIZERS, optimizer_strategy_problem
-from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.table import STRATEGIES
 
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 HAS_SOAP = importlib.util.find_spec("pytorch_optimizer") is not None
-#: AdamW runs under every strategy in test_strategies.py.
-NAMES = [name for name in OPTIMIZERS if name != "adamw" and (name != "soap" or HAS_SOAP)]
+NAMES = [name for name in OPTIMIZERS if name != "soap" or HAS_SOAP]
 #: Of a loss. The first eigenbasis of SOAP has directions without a gradient, which rounding alone orients; Adam then
 #: steps along them. Without its state a run would be off by several percent.
 TOLERANCE = {"soap": 5e-3}
@@ -36,9 +33,12 @@ def can_run(name, strategy):
 
 
 def legs(number, name):
-    """Strategies in the order in which they take a run over; each optimizer begins with another."""
+    """Strategies in the order in which they take a run over; each optimizer begins with another, AdamW with none, and
+    AdamW has replicas of shards too."""
     able = [strategy for strategy in STRATEGIES if can_run(name, strategy)]
     first = number % len(able)
+    if name == "adamw":
+        return ["single", "replicas", *able, "single"]
     return [*able[first:], *able[:first], "single"]
 
 
@@ -46,15 +46,36 @@ def legs(number, name):
 NAMES.append("ramp")
 #: And an adapter on a frozen model; all kinds: test_adapters_of_runs.py.
 NAMES.append("lora")
-LORA = {"kind": "lora", "rank": 2}
-RAMP = {"start": 2, "increment": 2, "sequences": 12}
 LEGS = {name: legs(number, name) for number, name in enumerate(NAMES)}
-PAIRS = [(name, strategy) for name, strategies in LEGS.items() for strategy in strategies]
+PAIRS = [(name, leg) for name, strategies in LEGS.items() for leg in range(len(strategies))]
+#: Fields of a run by its name, where they are more than the optimizer's.
+FIELDS = {
+    "adamw": {
+        "optim.ema": "0.8",
+        "snapshot.enabled": "true",
+        "snapshot.gradients": "true",
+        "trainer.keep_last": "null",
+    },
+    "ramp": {
+        "trainer.micro_batch_size": "1",
+        "trainer.batch_ramp.start": "2",
+        "trainer.batch_ramp.increment": "2",
+        "trainer.batch_ramp.sequences": "12",
+    },
+    "lora": {"adapter.kind": "lora", "adapter.rank": "2"},
+}
+
+
+def flags(fields, way):
+    spread = {"trainer.strategy": "fsdp2", "trainer.replicas": 2} if way == "replicas" else {"trainer.strategy": way}
+    return [f"--{name}={value}" for name, value in (fields | spread).items()]
 
 
 @pytest.fixture(scope="module")
-def config(tiny):
-    return tiny(
+def fields(tiny, tmp_path_factory):
+    """The config's file; and ``fields(name, n_legs)``: those that differ in a run of so many legs."""
+    folder = tmp_path_factory.mktemp("handed")
+    config = tiny(
         {
             "trainer.global_batch_size": 8,
             "trainer.checkpoint_every": LEG,
@@ -64,77 +85,63 @@ def config(tiny):
             "optim.weight_decay": 0.2,
         }
     )
+    (file := folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    # What the adapter is attached to.
+    base = run(read_config(file, {"trainer.max_steps": f"{LEG}"}), folder / "base")
 
+    def of(name, n_legs):
+        more = FIELDS.get(name, {"optim.name": name}) | ({"init_from": f"{base.path}@{LEG}"} if name == "lora" else {})
+        return more | {"trainer.max_steps": f"{LEG * n_legs}"}
 
-def logged(run):
-    return {r["step"]: r["train/loss"] for r in read_metrics(run.metrics) if "train/loss" in r}
-
-
-def of(config, name, n_legs, base=""):
-    trainer = replace(config.trainer, max_steps=LEG * n_legs)
-    if name == "ramp":
-        return replace(config, trainer=replace(trainer, micro_batch_size=1, batch_ramp=BatchRamp(**RAMP)))
-    if name == "lora":
-        return replace(config, trainer=trainer, adapter=AdapterConfig(**LORA), init_from=base)
-    return replace(config, optim=replace(config.optim, name=name), trainer=trainer)
+    return file, of
 
 
 @pytest.fixture(scope="module")
-def base(config, tmp_path_factory):
-    """What the adapter is attached to."""
-    run = pretrain(
-        of(config, "adamw", 1), RunDir(tmp_path_factory.mktemp("base") / "run"), console=Console(quiet=True)
-    ).run
-    return f"{run.path}@{LEG}"
-
-
-@pytest.fixture(scope="module")
-def handed_on(config, base, launch_runs, tmp_path_factory):
-    """Losses by optimizer and step of runs that strategies hand on to each other."""
-    folder = tmp_path_factory.mktemp("launched")
-    (folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
-    own = {
-        "ramp": ["--trainer.micro_batch_size=1", *(f"--trainer.batch_ramp.{k}={v}" for k, v in RAMP.items())],
-        "lora": [f"--init_from={base}", *(f"--adapter.{k}={v}" for k, v in LORA.items())],
-    }
-    launch_runs(
-        folder / "run.yaml",
-        [
-            (
-                folder / name,
-                leg > 0,
-                [
-                    *own.get(name, [f"--optim.name={name}"]),
-                    f"--trainer.strategy={strategy}",
-                    f"--trainer.max_steps={LEG * (leg + 1)}",
-                ],
-            )
-            for name in NAMES
-            for leg, strategy in enumerate(LEGS[name][:-1])
-        ],
-    )
-    runs = {name: RunDir.open(folder / name) for name in NAMES}
-    for name, run in runs.items():
-        pretrain(of(config, name, len(LEGS[name]), base), run, resume=True, console=Console(quiet=True))
-    return {name: logged(run) for name, run in runs.items()}
-
-
-@pytest.fixture(scope="module")
-def single(config, base, tmp_path_factory):
-    """Losses by optimizer and step of runs in a single process."""
-    folder = tmp_path_factory.mktemp("single")
-    return {
-        name: logged(
-            pretrain(of(config, name, len(LEGS[name]), base), RunDir(folder / name), console=Console(quiet=True)).run
-        )
+def handed_on(fields, launch_runs):
+    """Runs by optimizer that strategies hand on to each other."""
+    file, of = fields
+    run(read_config(file, of("adamw", 1)), file.parent / "adamw")
+    launched = [
+        (file.parent / name, leg > 0, flags(of(name, leg + 1), way))
         for name in NAMES
-    }
+        for leg, way in enumerate(LEGS[name][:-1])
+        if way != "single"
+    ]
+    launch_runs(file, launched)
+    return {name: run(read_config(file, of(name, len(LEGS[name]))), file.parent / name, resume=True) for name in NAMES}
 
 
-@pytest.mark.parametrize(("name", "strategy"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
-def test_an_optimizer_goes_on_under_a_strategy_with_the_losses_of_the_single_process(name, strategy, handed_on, single):
-    leg = LEGS[name].index(strategy)
+@pytest.fixture(scope="module")
+def single(fields):
+    """Runs by optimizer in a single process."""
+    file, of = fields
+    return {name: run(read_config(file, of(name, len(LEGS[name]))), file.parent / f"single-{name}") for name in NAMES}
+
+
+@pytest.mark.parametrize(("name", "leg"), PAIRS, ids=[f"{name}-{LEGS[name][leg]}" for name, leg in PAIRS])
+def test_an_optimizer_goes_on_under_a_strategy_with_the_losses_of_the_single_process(name, leg, handed_on, single):
     # The first step of a leg is that of the weights that it was handed; the state that came with them shows after it.
     steps = range(LEG * leg + 1, LEG * (leg + 1) + 1)
-    ours, theirs = ({step: run[name][step] for step in steps} for run in (handed_on, single))
+    losses = [logged(runs[name], "train/loss") for runs in (handed_on, single)]
+    ours, theirs = ({step: found[step] for step in steps} for found in losses)
     assert ours == pytest.approx(theirs, rel=TOLERANCE.get(name, 1e-5))
+
+
+@pytest.mark.parametrize(("leg", "way"), enumerate(LEGS["adamw"]))
+def test_a_checkpoint_holds_of_each_process_what_it_alone_has(leg, way, handed_on):
+    """Of equal copies one."""
+    files = [*handed_on["adamw"].checkpoint(LEG * (leg + 1)).glob("*.safetensors")]
+    assert len(files) == (1 if way in ("single", "ddp", "replicas") else 2)
+
+
+def test_averages_and_snapshots_go_on_as_well(handed_on, single):
+    ours, theirs = handed_on["adamw"], single["adamw"]
+    last = LEG * len(LEGS["adamw"])
+    assert averages(ours, last) == pytest.approx(averages(theirs, last), abs=1e-5)
+    found = logged(ours, "ema/val/loss")
+    assert list(found) == [*range(LEG, last + 1, LEG)]
+    assert found == pytest.approx(logged(theirs, "ema/val/loss"), rel=1e-5)
+    biases = [[Snapshot.read(folder).bias for folder in one.snapshot_folders()] for one in (ours, theirs)]
+    assert len(biases[0]) == len(biases[1]) >= 2
+    for bias, expected in zip(*biases, strict=True):
+        assert bias == pytest.approx(expected, rel=1e-2, abs=1e-3)

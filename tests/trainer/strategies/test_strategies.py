@@ -1,11 +1,10 @@
-"""Every strategy in several processes, gloo and DeepSpeed's engine included: the birth, losses, snapshots and
-checkpoints of the single process."""
+"""Every strategy in several processes, gloo and DeepSpeed's engine included: the birth, losses, snapshots and averages
+of the single process. Runs that go on under another strategy: test_optimizers_of_strategies.py."""
 
 import importlib.util
 import json
 import math
 import os
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.strategies import DeepSpeedStrategy
-from quiet_runs import logged
+from quiet_runs import averages, logged
 from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,7 +22,6 @@ from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
-from birthmark.trainer.checkpoints.folder_io import CheckpointWeights
 from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import LaunchedProcess
@@ -66,10 +64,10 @@ ZERO = ["zero1", "zero2", "zero3"]
 EVERY = ["fsdp2", *(pytest.param(name, marks=needs_deepspeed) for name in ZERO)]
 
 #: Steps of a run, and of its first checkpoint.
-STEPS, HALF = 6, 3
+STEPS, HALF = 4, 2
 
-#: A run of one strategy, and the strategy that its second half is trained under.
-CHANGES = [("single", "fsdp2"), ("fsdp2", "zero1"), ("zero1", "zero2"), ("zero2", "zero3"), ("zero3", "single")]
+#: The first half of a run without snapshots and averages.
+BARE = [f"--trainer.max_steps={HALF}", "--snapshot.enabled=false", "--optim.ema=null"]
 
 #: Ways to keep, compile and offload, which change no loss.
 OPTIONS = {
@@ -95,8 +93,8 @@ MIXTURE = [
     "--model.experts.router_z_loss=0.1",
     "--trainer.global_batch_size=3",
     "--trainer.micro_batch_size=1",
-    "--snapshot.enabled=false",
-    "--optim.ema=null",
+    *BARE,
+    "--trainer.checkpoint_every=1",
 ]
 
 
@@ -152,75 +150,38 @@ def runs(folder, launch_runs):
     """``runs(name)``: a run from birth by strategy, by options, or ``bf16-STRATEGY``; all from one launch."""
     flags = {name: [f"--trainer.strategy={name}"] for name in ("fsdp2", *ZERO)}
     flags["ddp"] = ["--trainer.strategy=ddp", f"--trainer.max_steps={HALF}"]
-    shorter = [f"--trainer.max_steps={HALF}", "--snapshot.gradients=false", "--optim.ema=null"]
-    flags |= {name: [*given, *shorter] for name, given in OPTIONS.items()}
+    flags |= {name: [*given, *BARE] for name, given in OPTIONS.items()}
     flags |= {f"{name}-mixture": [f"--trainer.strategy={name}", *MIXTURE] for name in ("ddp", "fsdp2", *ZERO)}
     flags["fsdp2-mixture"].append("--trainer.activation_checkpointing=full")
-    flags["ddp-mixture"].append(f"--trainer.max_steps={HALF}")
-    flags |= {f"{name}-forwards": [f"--trainer.strategy={name}", *shorter] for name in ZERO}
-    flags |= {
-        f"bf16-{name}": [
-            f"--trainer.strategy={name}",
-            "--trainer.precision=bf16",
-            "--trainer.gather=bf16",
-            "--optim.ema=null",
-        ]
-        for name in ("fsdp2", "zero3")
-    }
+    flags["ddp-mixture"].append("--trainer.max_steps=1")
+    flags |= {f"{name}-bare": [f"--trainer.strategy={name}", *BARE] for name in ZERO}
+    in_bf16 = ["--trainer.precision=bf16", "--trainer.gather=bf16", f"--trainer.max_steps={HALF}", "--optim.ema=null"]
+    flags |= {f"bf16-{name}": [f"--trainer.strategy={name}", *in_bf16] for name in ("fsdp2", "zero3")}
     launch_runs(folder / "run.yaml", [(folder / name, False, flags[name]) for name in runnable(flags)])
     return lambda name: RunDir.open(folder / name)
-
-
-def half(run, path):
-    """A copy of a run as it was at its first checkpoint."""
-    shutil.copytree(run.path, path)
-    part = RunDir(path)
-    for step in (s for s in part.checkpoints_by_step() if s > HALF):
-        shutil.rmtree(part.checkpoint(step))
-        shutil.rmtree(part.snapshot(step))
-    return part
-
-
-@pytest.fixture(scope="module")
-def changed(config, folder, single, runs, launch_runs):
-    """``changed(source, strategy)``: a run of ``source`` that went on under another strategy after half of it."""
-    names = [f"{source}-{strategy}" for source, strategy in CHANGES]
-    parts = {}
-    for name in runnable(names):
-        source = name.split("-")[0]
-        parts[name] = half(single if source == "single" else runs(source), folder / name)
-    launched_parts = [name for name in parts if not name.endswith("-single")]
-    launch_runs(
-        folder / "run.yaml",
-        [(parts[name].path, True, [f"--trainer.strategy={name.split('-')[1]}"]) for name in launched_parts],
-    )
-    for name in parts.keys() - set(launched_parts):
-        pretrain(config, parts[name], resume=True, console=Console(quiet=True))
-    return parts
 
 
 def digest_of(run):
     return json.loads(run.birth.read_text())["digest"]
 
 
-def average_of(run):
-    """The averaged weights at the end of a run, one behind another."""
-    weights = CheckpointWeights(run.checkpoint(STEPS), average=True)
-    return torch.cat([weights[name].flatten() for name in sorted(weights)]).numpy()
+def first_steps(run, key, last):
+    return {step: value for step, value in logged(run, key).items() if step <= last}
 
 
-def assert_alike(run, single):
+def assert_alike(run, single, last=STEPS):
+    """All that a run of ``last`` steps has logged, measured and averaged."""
     assert digest_of(run) == digest_of(single)
-    assert logged(run, "ema/val/loss").keys() == {HALF, STEPS}
-    assert average_of(run) == pytest.approx(average_of(single), abs=1e-5)
+    assert logged(run, "ema/val/loss").keys() == {HALF, last}
+    assert averages(run, last) == pytest.approx(averages(single, last), abs=1e-5)
     for key in ("ema/val/loss", "ema/eval/backcopy/excess_loss", "ema/bias/alignment"):
-        assert logged(run, key) == pytest.approx(logged(single, key), rel=1e-3)
+        assert logged(run, key) == pytest.approx(first_steps(single, key, last), rel=1e-3)
     for key in ("train/loss", "train/grad_norm", "val/loss"):
-        ours, theirs = logged(run, key), logged(single, key)
+        ours, theirs = logged(run, key), first_steps(single, key, last)
         assert ours.keys() == theirs.keys()
-        assert len(ours) in (3, STEPS)
+        assert len(ours) in (last // HALF + 1, last)
         assert ours == pytest.approx(theirs, rel=1e-5)
-    scores = [logged(r, "eval/backcopy/excess_loss") for r in (run, single)]
+    scores = [first_steps(r, "eval/backcopy/excess_loss", last) for r in (run, single)]
     assert len(scores[0]) >= 2
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
     births = [Snapshot.read(r.snapshot(0)) for r in (run, single)]
@@ -228,7 +189,7 @@ def assert_alike(run, single):
     arrays = ("mean_prob", "stranger_mean_prob", "mean_direction", "stranger_direction", "sink_rate", "n_eff")
     for name in (*arrays, "gradient_mlp", "gradient_attention", "gradient_key", "gradient_value"):
         np.testing.assert_allclose(births[0].arrays[name], births[1].arrays[name], rtol=1e-5, atol=1e-6, err_msg=name)
-    ends = [Snapshot.read(r.snapshot(STEPS)).bias for r in (run, single)]
+    ends = [Snapshot.read(r.snapshot(last)).bias for r in (run, single)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-2, abs=1e-3)
 
 
@@ -272,7 +233,7 @@ def test_the_norm_that_an_engine_gives_lies_where_losses_do(norm, config, monkey
 def four(config, folder, forked):
     """The births that four processes give, by strategy, and their run in two replicas."""
     names = runnable(["ddp", "fsdp2", *ZERO])
-    smaller = replace(config, trainer=replace(config.trainer, micro_batch_size=1))
+    smaller = replace(config, trainer=replace(config.trainer, micro_batch_size=1, max_steps=HALF))
     (folder / "four.yaml").write_text(yaml.safe_dump(asdict(smaller)))
     (folder / "four.py").write_text(FOUR)
     printed = forked(folder / "four.py", folder / "four.yaml", folder / "replicas", *names, n=4)
@@ -281,7 +242,7 @@ def four(config, folder, forked):
 
 
 def test_four_processes_in_two_replicas_too(four, single):
-    assert_alike(four[1], single)
+    assert_alike(four[1], single, last=HALF)
 
 
 @pytest.mark.parametrize("strategy", params(["ddp", "fsdp2", *ZERO]))
@@ -289,33 +250,21 @@ def test_four_processes_give_the_birth_of_one_under_every_strategy(strategy, fou
     assert four[0][strategy] == digest(born(config.model, config.init_seed))
 
 
-@pytest.mark.parametrize("change", params([f"{source}-{strategy}" for source, strategy in CHANGES]))
-def test_a_run_goes_on_under_another_strategy(change, changed, runs, single):
-    source = change.split("-")[0]
-    before = single if source == "single" else runs(source)
-    ours, theirs = logged(changed[change], "train/loss"), logged(before, "train/loss")
-    assert ours.keys() == theirs.keys()
-    assert len(ours) == STEPS
-    assert ours == pytest.approx(theirs, rel=1e-5)
-    assert average_of(changed[change]) == pytest.approx(average_of(before), abs=1e-5)
-
-
 @pytest.mark.parametrize("options", params(OPTIONS))
 def test_what_is_kept_compiled_and_offloaded_changes_no_loss(options, runs, single):
     found = logged(runs(options), "train/loss")
     assert len(found) == HALF
-    assert found == pytest.approx({s: v for s, v in logged(single, "train/loss").items() if s <= HALF}, rel=1e-5)
+    assert found == pytest.approx(first_steps(single, "train/loss", HALF), rel=1e-5)
 
 
-@pytest.mark.parametrize("without", params(["ddp-selective", "fsdp2-full", *(f"{name}-forwards" for name in ZERO)]))
-def test_the_backward_snapshot_leaves_training_alone_bit_for_bit(without, runs):
+@pytest.mark.parametrize("without", params(["ddp-selective", "fsdp2-full", *(f"{name}-bare" for name in ZERO)]))
+def test_snapshots_and_their_backward_pass_leave_training_alone_bit_for_bit(without, runs):
     """What is computed again changes no bit either."""
     with_it, without_it = runs(without.split("-")[0]), runs(without)
     assert "gradient_sink" in Snapshot.read(with_it.snapshot(0)).bias
-    assert "gradient_sink" not in Snapshot.read(without_it.snapshot(0)).bias
+    assert without_it.snapshot_folders() == []
     for key in ("train/loss", "train/grad_norm"):
-        first = {step: value for step, value in logged(with_it, key).items() if step <= HALF}
-        assert first == logged(without_it, key)
+        assert first_steps(with_it, key, HALF) == logged(without_it, key)
 
 
 @pytest.fixture(scope="module")
@@ -338,8 +287,9 @@ def test_weights_gathered_in_bf16_train_and_are_said_to_be_measured_so(strategy,
     run = runs(f"bf16-{strategy}")
     assert digest_of(run) == digest_of(single)
     losses = logged(run, "train/loss")
-    assert losses == pytest.approx(logged(single, "train/loss"), rel=0.03)
-    assert Snapshot.read(run.snapshot(STEPS)).summary["probe"]["dtype"] == "bfloat16"
+    assert len(losses) == HALF
+    assert losses == pytest.approx(first_steps(single, "train/loss", HALF), rel=0.03)
+    assert Snapshot.read(run.snapshot(HALF)).summary["probe"]["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -419,12 +369,18 @@ def test_running_moments_would_move_twice_in_a_block_that_is_computed_again():
         )
 
 
-@pytest.mark.parametrize("name", params(["ddp", "fsdp2", *ZERO]))
-def test_a_mixture_trains_the_same_loss_however_its_batch_is_split(config, folder, runs, name, tmp_path):
-    """The load balance is of the global batch: that of one process and one micro-batch, from birth or resumed."""
+@pytest.fixture(scope="module")
+def mixture(folder):
+    """The mixture in one process and one micro-batch."""
     whole = dict(flag.removeprefix("--").split("=", 1) for flag in MIXTURE) | {"trainer.micro_batch_size": "3"}
     one = read_config(folder / "run.yaml", whole)
-    single = pretrain(one, RunDir(tmp_path / "one"), console=Console(quiet=True)).run
+    return one, pretrain(one, RunDir(folder / "one"), console=Console(quiet=True)).run
+
+
+@pytest.mark.parametrize("name", params(["ddp", "fsdp2", *ZERO]))
+def test_a_mixture_trains_the_same_loss_however_its_batch_is_split(name, runs, mixture):
+    """The load balance is of the global batch: that of one process and one micro-batch, from birth or resumed."""
+    one, single = mixture
     run = runs(f"{name}-mixture")
     if name == "ddp":
         pretrain(one, run, resume=True, console=Console(quiet=True))
