@@ -424,7 +424,8 @@ class RunConfig:
                 "trainer.activation_checkpointing computes blocks again, which would move the running moments of "
                 "model.attention.calibration.correlation estimated twice: give none, or learned"
             )
-        problems += context_problems(self.trainer.context_parallel, self.trainer.compile, self.model)
+        of_run = (self.trainer.context_parallel, self.trainer.compile, self.trainer.activation_checkpointing)
+        problems += context_problems(*of_run, self.model)
         if (refused := optimizer_strategy_problem(self.optim.name, self.trainer.strategy)) is not None:
             problems.append(refused)
         if self.trainer.val_sequences < len(self.data.sources):

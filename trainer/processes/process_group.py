@@ -172,6 +172,13 @@ def join_process_group(
     time.sleep(_RELEASE_S)
 
 
+class _Untraced(ContextGroup):
+    """A group whose exchange ends a compiled graph: what is before it in a block and what is behind are two graphs."""
+
+    # Decorated only by trainings: it loads torch's compiler.
+    gathered = torch.compiler.disable(ContextGroup.gathered)
+
+
 def join_context_group(size: int, timeout: timedelta) -> ContextGroup:
     """Join the group of ``size`` neighbouring processes that divide sequences among them. Collective: call on every
     rank.
@@ -185,7 +192,7 @@ def join_context_group(size: int, timeout: timedelta) -> ContextGroup:
     groups = [
         dist.new_group(range(first, first + size), timeout=timeout) for first in range(0, dist.get_world_size(), size)
     ]
-    return ContextGroup(size, place, groups[number])
+    return _Untraced(size, place, groups[number])
 
 
 # ---------------------------------------------------------------- launch environment

@@ -112,7 +112,11 @@ def strategy_problems(strategy: StrategyName, values: Mapping[str, Any]) -> list
     return found
 
 
-def context_problems(size: int, compiled: str, model: ModelConfig) -> list[str]:
+#: torch compiles a block that is computed again as a whole, or, without a word, not at all.
+_TWO_GRAPHS = "blocks, which trainer.activation_checkpointing {} makes one graph each: give one of them up"
+
+
+def context_problems(size: int, compiled: str, checkpointing: str, model: ModelConfig) -> list[str]:
     """List parts of a model and of a run that sequences divided among ``size`` processes exclude, one line each."""
     if size <= 1:
         return []
@@ -132,9 +136,9 @@ def context_problems(size: int, compiled: str, model: ModelConfig) -> list[str]:
         "at a whole sequence: leave one of them out"
         for part, name in attention.user_parts.items()
     ]
-    if compiled != "no":
+    if compiled == "step" or (compiled == "blocks" and checkpointing != "none"):
         found.append(
             f"trainer.compile is {compiled}, but trainer.context_parallel {size} has attention exchange keys inside "
-            "what would be one graph: give no"
+            + ("what would be one graph: give blocks" if compiled == "step" else _TWO_GRAPHS.format(checkpointing))
         )
     return found

@@ -317,6 +317,13 @@ def test_a_run_goes_on_with_whole_sequences(config, runs, single, folder):
 
 
 @pytest.mark.slow
+def test_blocks_are_compiled_in_two_graphs(folder, single, launch_runs):
+    """Documents, padding, a sink, and accumulation."""
+    found = launch(launch_runs, folder, {"compiled": ["--trainer.strategy=fsdp2", "--trainer.compile=blocks"]})
+    assert_alike(found["compiled"], single)
+
+
+@pytest.mark.slow
 def test_four_processes_share_one_sequence_or_two_each_and_go_on_as_one_and_two(config, folder, single, launch_runs):
     two = ["--trainer.strategy=fsdp2"]
     four = [*two, "--trainer.context_parallel=4"]
@@ -349,7 +356,12 @@ def test_four_processes_share_one_sequence_or_two_each_and_go_on_as_one_and_two(
             {"attention": AttentionConfig(aggregation="mine:Mean")},
             "model.attention.aggregation mine:Mean is a class of your own",
         ),
-        ({"context_parallel": 2, "compile": "blocks"}, {}, "trainer.compile is blocks, but trainer.context_parallel 2"),
+        ({"context_parallel": 2, "compile": "step"}, {}, "trainer.compile is step, .*: give blocks"),
+        (
+            {"context_parallel": 2, "compile": "blocks", "activation_checkpointing": "full"},
+            {},
+            "trainer.compile is blocks, .* trainer.activation_checkpointing full makes one graph each",
+        ),
         ({"context_parallel": 2, "strategy": "zero3"}, {}, "which strategy zero3 does not read"),
         ({"context_parallel": 2, "strategy": "single"}, {}, "which strategy single does not read"),
         ({"context_parallel": 0}, {}, "trainer.context_parallel is 0"),
