@@ -270,7 +270,12 @@ WAYS = {
     "ddp": ["--trainer.strategy=ddp"],
     "fsdp2": ["--trainer.strategy=fsdp2", "--trainer.activation_checkpointing=full"],
     "selective": ["--trainer.strategy=fsdp2", "--trainer.activation_checkpointing=selective"],
-    "bf16": ["--trainer.strategy=fsdp2", "--trainer.activation_checkpointing=full", "--trainer.precision=bf16"],
+    "bf16": [
+        "--trainer.strategy=fsdp2",
+        "--trainer.activation_checkpointing=full",
+        "--trainer.precision=bf16",
+        "--snapshot.enabled=false",
+    ],
 }
 
 
