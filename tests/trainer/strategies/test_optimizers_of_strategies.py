@@ -127,7 +127,7 @@ def test_an_optimizer_goes_on_under_a_strategy_with_the_losses_of_the_single_pro
     assert ours == pytest.approx(theirs, rel=TOLERANCE.get(name, 1e-5))
 
 
-@pytest.mark.parametrize(("leg", "way"), enumerate(LEGS["adamw"]))
+@pytest.mark.parametrize(("leg", "way"), [*enumerate(LEGS["adamw"])])
 def test_a_checkpoint_holds_of_each_process_what_it_alone_has(leg, way, handed_on):
     """Of equal copies one."""
     files = [*handed_on["adamw"].checkpoint(LEG * (leg + 1)).glob("*.safetensors")]
