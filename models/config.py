@@ -429,7 +429,14 @@ class ModelConfig:
             )
         # A bias by distance is eight more channels (attention/scores.py).
         width = max(self.d_key, self.d_value) + 8 * (self.positions == "alibi")
-        if self.attention.calibration.squares == "joint" and width > WIDEST_JOINT:
+        joint = self.attention.calibration.squares == "joint"
+        if joint and (self.positions == "t5" or self.dropout.attention):
+            part = "positions t5" if self.positions == "t5" else f"dropout.attention {self.dropout.attention}"
+            found.append(
+                f"model.attention.calibration.squares joint with model.{part}, whose weights are explicit: give "
+                "separate"
+            )
+        if joint and width > WIDEST_JOINT:
             found.append(
                 f"model.attention.calibration.squares joint takes heads of {WIDEST_JOINT} channels at most, and these "
                 f"have {width}: give separate"

@@ -14,7 +14,14 @@ from birthmark.models.attention.config import SIMILARITIES
 from birthmark.models.attention.correlation import CORRELATIONS
 from birthmark.models.attention.normalisers import Similarity
 from birthmark.models.attention.positions import POSITIONS
-from birthmark.models.config import GATED, AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
+from birthmark.models.config import (
+    GATED,
+    AttentionConfig,
+    CalibrationConfig,
+    DropoutConfig,
+    InitConfig,
+    ModelConfig,
+)
 from birthmark.models.init import INITIALISERS
 from birthmark.models.mlp import ACTIVATIONS
 from birthmark.models.norms import NORMS
@@ -96,6 +103,21 @@ IMPOSSIBLE = [
             )
         },
         "model.attention.calibration.correlation ",
+    ),
+    *(
+        (
+            {"attention": AttentionConfig("calibrated", calibration=CalibrationConfig(n_eff, squares="joint"), **more)}
+            | fields,
+            "model.attention.calibration.squares ",
+        )
+        for n_eff, more, fields in (
+            ("analytic", {}, {}),
+            ("exact", {"prefix": 4}, {}),
+            ("exact", {"normaliser": "softpick"}, {}),
+            ("exact", {}, {"positions": "t5"}),
+            ("exact", {}, {"dropout": DropoutConfig(attention=0.1)}),
+            ("exact", {}, {"head_dim": 160}),
+        )
     ),
     ({"t5_buckets": 16}, "model.t5_buckets "),
     ({"t5_max_distance": 16}, "model.t5_max_distance "),
