@@ -28,7 +28,7 @@ State = Literal["ok", "note", "stop"]
 
 #: Optional libraries → their purpose, and the command that installs them.
 _OPTIONAL = {
-    "matplotlib": ("still pictures", "pip install matplotlib"),
+    "matplotlib": ("figures", "pip install matplotlib"),
     "wandb": ("Weights & Biases", "pip install wandb"),
     "tensorboard": ("log.loggers: [tensorboard]", "pip install tensorboard"),
     "datasets": ("hf: and tabular corpora", "pip install datasets"),

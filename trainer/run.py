@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
@@ -318,10 +317,8 @@ def _uploader(settings: TrainerConfig, run: RunDir, say: Callable[[str], object]
     return Uploader(run, settings.checkpoint_to, keep_last=settings.keep_last, keep_every=settings.keep_every, say=say)
 
 
-def _write_report(run: RunDir) -> Path | None:
-    """Write the run's page; None if the library that draws it is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return None
+def _write_report(run: RunDir) -> Path:
+    """Write the run's page."""
     # Imported at the run's end: a run need not load the code of pictures when it starts.
     from ..report.run_page import build_report
 

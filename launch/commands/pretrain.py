@@ -135,9 +135,6 @@ def show_end(config: RunConfig, run: RunDir, outcome: Outcome, console: Console)
         print_table(run, console)
     if outcome.report is not None:
         console.print(f"report: {outcome.report}", highlight=False, soft_wrap=True, markup=False)
-    else:
-        mend = f"pip install matplotlib, then birthmark report {run.path}"
-        console.print(f"no report: {mend}", soft_wrap=True, markup=False)
     if outcome.stopped_by:
         console.print(
             f"stopped by {outcome.stopped_by} at step {outcome.step} of {config.trainer.max_steps}; "

@@ -85,7 +85,7 @@ def figure_style() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise UsageError("reports need matplotlib: pip install matplotlib") from None
+        raise UsageError("figures need matplotlib: pip install matplotlib") from None
     if matplotlib.rcParams["svg.hashsalt"] == _STYLE["svg.hashsalt"]:
         yield  # it is set already: setting it takes a millisecond
         return
