@@ -217,8 +217,8 @@ class TrainerConfig:
     """
 
     context_parallel: int = 1
-    """For ``ddp`` and ``fsdp2``: processes that divide every sequence among them, for sequences whose activations one
-    cannot hold; neighbouring processes form a group and train on the same samples. 1: each holds whole sequences.
+    """Not under ``zero3``: processes that divide every sequence among them, for sequences whose activations one cannot
+    hold; neighbouring processes form a group and train on the same samples. 1: each holds whole sequences.
     Snapshots and validation have whole sequences in any case.
     """
 

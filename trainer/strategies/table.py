@@ -65,8 +65,8 @@ STRATEGIES: dict[StrategyName, StrategyFacts] = {
         reads=frozenset({"replicas", "gather", "reduce", "accumulate", "context_parallel"}),
         refuses=_WHOLE_STEP,
     ),
-    "zero1": StrategyFacts(zero_stage=1, reads=frozenset({"offload"}), refuses=_NVME),
-    "zero2": StrategyFacts(zero_stage=2, reads=frozenset({"offload"}), refuses=_NVME),
+    "zero1": StrategyFacts(zero_stage=1, reads=frozenset({"offload", "context_parallel"}), refuses=_NVME),
+    "zero2": StrategyFacts(zero_stage=2, reads=frozenset({"offload", "context_parallel"}), refuses=_NVME),
     "zero3": StrategyFacts(
         shards_weights=True,
         zero_stage=3,

@@ -329,6 +329,13 @@ def test_blocks_are_compiled_in_two_graphs(folder, single, launch_runs):
 
 
 @pytest.mark.slow
+def test_zero_divides_sequences_too(folder, single, launch_runs):
+    ways = {name: [f"--trainer.strategy={name}"] for name in ("zero1", "zero2")}
+    for run in launch(launch_runs, folder, ways).values():
+        assert_alike(run, single)
+
+
+@pytest.mark.slow
 def test_four_processes_share_one_sequence_or_two_each_and_go_on_as_one_and_two(config, folder, single, launch_runs):
     two = ["--trainer.strategy=fsdp2"]
     four = [*two, "--trainer.context_parallel=4"]
