@@ -278,7 +278,8 @@ def test_every_object_shows_its_verdict_first_as_text_and_in_a_notebook(run):
         if not isinstance(shown, bm.NamedArray):
             assert verdict[:40] in repr(shown).splitlines()[1]
     assert "shares its birth with" in kin.sentence
-    assert changed._repr_html_().count("<svg") == 1
+    # Attention to the key and to key 0, and the norm of the state.
+    assert changed._repr_html_().count("<svg") == 3
     assert "No pictures" not in model._repr_html_()
 
 
