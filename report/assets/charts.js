@@ -241,7 +241,7 @@ const charts = (() => {
       legend: { show: false },
       scales: {
         x: { time: false, distr: xlog ? 4 : 1, asinh: unit, range: () => range },
-        y: { distr: log ? 3 : 1, range: (u, low, high) => spread(low, high, log) },
+        y: { distr: log ? 3 : 1, dir: panel.down ? -1 : 1, range: (u, low, high) => spread(low, high, log) },
       },
       axes: [
         { ...axis, grid: { show: false }, size: 22, gap: 3, label: (panel.xname || panel.x) + (xlog ? ", log scale" : ""), labelFont: font, labelSize: 15, labelGap: -1, values: (u, splits) => splits.map(tick),
