@@ -335,11 +335,11 @@ def test_the_chain_has_a_live_panel_for_every_picture_over_an_axis(one, open_pag
     pictures = tab.page.locator("section figure:not(.panel)")
     alive = tab.page.locator("section figure:not(.panel) .panel.alive")
     assert alive.count() == pictures.count() > 20
-    at, *rows = hover(tab, "dominance-rank-2", 1)
+    at, *rows = hover(tab, "picture-dominance-rank-0", 1)
     expected = [float(f"{v:.4g}") for v in run.snapshots()[-1].arrays["effective_rank"]]
     assert at == "step 30"
     assert sorted(float(row) for row in rows if row.replace(".", "", 1).isdigit()) == sorted(expected)
     scrub(tab, 0)
     # What is out of sight is drawn when it comes into sight.
-    tab.page.locator("#panel-sink-map-3").scroll_into_view_if_needed()
-    tab.page.locator("#panel-sink-map-3 .when", has_text="at birth").wait_for()
+    tab.page.locator("#panel-picture-sink-map-0").scroll_into_view_if_needed()
+    tab.page.locator("#panel-picture-sink-map-0 .when", has_text="at birth").wait_for()
