@@ -318,21 +318,30 @@ def test_every_quantity_is_that_of_eager_transformers(name, dtype, seq_len, eage
     model = eager_model(name, dtype)
     probe = random_probe(model.config.vocab_size, 4, seq_len, 0)
     expected = eager_quantities(model, probe)
+    off = {}
     for batch_size in (1, 4):
         found = measure(HFModel(model), probe, batch_size=batch_size, sink_epsilon=EPSILON)
-        off = differences(found, expected)
+        off[batch_size] = differences(found, expected)
         for one in STATED[dtype]:
             record_property(
-                f"{one}, batch {batch_size}", max(off[quantity] for quantity in off if kind(quantity) == one)
+                f"{one}, batch {batch_size}",
+                max(value for quantity, value in off[batch_size].items() if kind(quantity) == one),
             )
-        worst = {quantity: value for quantity, value in off.items() if not value <= STATED[dtype][kind(quantity)]}
-        assert not worst
+    bounds = {quantity: STATED[dtype][kind(quantity)] for quantity in off[1]}
     if dtype != torch.float32:
         # As near to float32 of the same weights as eager transformers is: it rounds scores and weights to the dtype.
         # The library takes a model of a GGUF file for quantised, which it no longer is.
-        exact, _ = eager_quantities(torch.nn.Module.float(model), probe)
+        exact = eager_quantities(torch.nn.Module.float(model), probe)
         ours, theirs = (
-            np.array([difference(name, arrays[name], value) for name, value in exact.items()]) + 1e-6
+            np.array([difference(name, arrays[name], value) for name, value in exact[0].items()]) + 1e-6
             for arrays in (found.arrays, expected[0])
         )
         assert np.exp(np.log(ours / theirs).mean()) < 1.1
+        # Of four sequences one that flips, and one whose first tokens tie, are .75: as far as eager is from float32.
+        own = {name: difference(name, expected[0][name], value) for name, value in exact[0].items()}
+        own |= {f"{name}, scalar": difference(name, [expected[1][name]], [value]) for name, value in exact[1].items()}
+        bounds |= {name: max(bounds[name], own[name]) for name in bounds if kind(name) == "chosen"}
+    worst = {
+        quantity: value for each in off.values() for quantity, value in each.items() if not value <= bounds[quantity]
+    }
+    assert not worst
