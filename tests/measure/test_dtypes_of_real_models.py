@@ -341,11 +341,15 @@ def test_every_quantity_is_that_of_eager_transformers(name, dtype, seq_len, eage
         # As near to float32 of the same weights as eager transformers is: it rounds scores and weights to the dtype.
         # The library takes a model of a GGUF file for quantised, which it no longer is.
         exact, _ = eager_quantities(torch.nn.Module.float(model), probe)
+        # Counts and names move by whole sequences, or not at all.
+        smooth = {name: value for name, value in exact.items() if kind(name) in ("other", "spectral")}
         ours, theirs = (
-            np.array([difference(name, arrays[name], value) for name, value in exact.items()]) + 1e-6
+            np.array([difference(name, arrays[name], value) for name, value in smooth.items()]) + 1e-6
             for arrays in (found.arrays, expected[0])
         )
-        assert np.exp(np.log(ours / theirs).mean()) < 1.1
+        further = np.exp(np.log(ours / theirs).mean())
+        record_property("error over that of eager", float(further))
+        assert further < 1.1
         # A token may be a sequence's favourite if eager's own rounding can make it that.
         off_by = (rounded - last_logits(model, probe)).abs().amax(-1, keepdim=True)
         may_be = rounded >= rounded.amax(-1, keepdim=True) - 2 * off_by
