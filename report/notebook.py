@@ -179,6 +179,8 @@ _LOOKS = {
     'class="maps"': 'style="display:flex;gap:.6rem;align-items:flex-end"',
     'class="when"': f'style="margin:0;font-size:.75rem;color:{MUTED}"',
     'class="cells"': 'style="font-size:.75rem;border-collapse:collapse;background:#ffffff"',
+    '<td style="': '<td style="padding:.25rem .6rem;text-align:center;',
+    '<th scope="': '<th style="padding:.25rem .6rem;font-weight:500" scope="',
     '<i style="background': '<i style="display:inline-block;width:8rem;height:.55rem;background',
 }
 _MARK = r'<i style="display:inline-block;width:1.1em;border-top:2px solid \1;vertical-align:middle;margin-right:.4em">'

@@ -320,7 +320,10 @@ def test_models_are_compared_with_the_numbers_of_the_command(word_tokenizer, tmp
     np.testing.assert_array_equal(layers.values, found.cka_by_layer(*names).values.T)
     assert float(layers.isel(layer=-1, other_layer=-1)) == found.cka.values[0, 1]
     assert "CKA" in repr(found)
-    assert found._repr_html_().count("<svg") == 1
+    page = found._repr_html_()
+    # The matrices of CKA and of KL, and every pair's number in them.
+    assert page.count("<table") == page.count("<figcaption") == 2
+    assert page.count(f">{found.cka.values[0, 1]:.2f}<") == 2
     random = bm.compare(*names, **sizes)
     for wrong, message in (
         (lambda: bm.compare(names[0], **sizes), "1 models: give at least two"),

@@ -175,9 +175,9 @@ def test_what_cannot_be_read_is_one_line(config: DataConfig, store: fsspec.Abstr
     with pytest.raises(RunError, match=r"^data\.path: memory://big/a\.bin: cannot be read after \d+ tries"):
         there.train.batch(0, 200)  # type: ignore[union-attr]
     store.pipe_file("/big/a.bin", b"\0\0" * 10)
-    with pytest.raises(
-        RunError, match=r"^data\.path: memory://big/a\.bin: cannot be read after \d+ tries \(20 bytes came of"
-    ):
+    # Of the ranges that are asked for together one begins before the end, the others behind it.
+    cut = r"^data\.path: memory://big/a\.bin: cannot be read after \d+ tries \((20|0) bytes came of"
+    with pytest.raises(RunError, match=cut):
         there.train.batch(0, 200)  # type: ignore[union-attr]
     store.pipe_file("/texts/a.txt", b"text")
     whole = serve(lambda path, headers: (200, {}, b"\0" * 200_000))
