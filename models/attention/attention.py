@@ -193,6 +193,7 @@ class Attention(nn.Module):
         self.layer = block + 1
         self.n_heads = config.n_heads
         self.scale, self.window, self.prefix = config.d_key**-0.5, attention.window_of(block), attention.prefix
+        self.joint_squares = attention.calibration.squares == "joint"
         self.has_positions = attention.has_positions(block)
         self.add_maps(config)
         n_out = config.n_heads * config.d_value
@@ -263,7 +264,8 @@ class Attention(nn.Module):
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, place: Placement, needs_weights: bool = False) -> WeightedSum:
         """Sum the values by their weights, given queries, keys and values as :meth:`mapped` returns them."""
         # A chunk that does not begin a sequence begins behind the prefix.
-        scores = Scores(q, k, self.scale, place, self.window, None if place.is_chunk else self.prefix)
+        prefix = None if place.is_chunk else self.prefix
+        scores = Scores(q, k, self.scale, place, self.window, prefix, self.joint_squares)
         extra, added_HK = self.bias(scores)
         if self.adapter_keys is not None:
             extra = [*extra, *self.adapter_keys(scores)]

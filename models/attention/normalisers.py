@@ -18,7 +18,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution, ParameterRole
 from .fused.backends import over_heads
 from .fused.blockwise import clipped_rows, softmax_rows, softpick_rows
-from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside, walks_once
+from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside
 from .scores import ExtraKey, Scores, lse_of_extra, value_of_extra
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
 
@@ -70,13 +70,7 @@ class FusedSoftmax(WeightedSum):
     """Weights ``exp(s)/(Σ exp(s) + Σ exp(extra))``: never as a matrix, all from log-sum-exps."""
 
     def __init__(
-        self,
-        scores: Scores,
-        v_BGSK: Tensor,
-        extra: list[ExtraKey],
-        needs_weights: bool,
-        needs_squares: bool = False,
-        joint: bool = False,
+        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
     ) -> None:
         self.scores, self.extra = scores, extra
         whole = scores.window is None and scores.prefix is None and scores.place.documents is None
@@ -93,7 +87,7 @@ class FusedSoftmax(WeightedSum):
             v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
             read = read_softmax(scores, v_BHSK, self.reader, others_BHT, needs_squares)
             o, self._lse_BHT, self._squares_BHT = read
-        elif needs_squares and joint and walks_once(scores.q_BHTK):
+        elif needs_squares and scores.walks_once:
             o, total_BHT, self._squares_BHT = scores.softmax_with_squares(v_BGSK, others_BHT)
             if others_BHT is None:
                 self._lse_BHT = total_BHT
@@ -284,7 +278,6 @@ class Softmax(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.joint_squares = config.attention.calibration.squares == "joint"
 
     def in_block(self, block: int) -> None:
         """Set the index of its block (from 0); called before birth."""
@@ -307,7 +300,7 @@ class Softmax(nn.Module):
         """
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
-            return FusedSoftmax(scores, v_BGSK, extra, needs_weights, needs_squares, self.joint_squares)
+            return FusedSoftmax(scores, v_BGSK, extra, needs_weights, needs_squares)
         if scores.of_one_query and not extra and not needs_weights:
             return OneQuery(scores, v_BGSK)
         return Explicit(scores, v_BGSK, extra, softmax_rows, needs_weights)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .fused.backends import over_heads
-from .fused.kernels import visible_attention, visible_lse
+from .fused.kernels import visible_attention, visible_lse, walks_once
 from .fused.one_walk import walk
 from .positions import Placement
 
@@ -34,6 +34,8 @@ class Scores:
     """A query sees itself and the ``window − 1`` keys before it."""
     prefix: int | None = None
     """The first ``prefix`` positions see one another."""
+    joint_squares: bool = False
+    """Σ a² comes from the kernel of the output, where it runs (``calibration.squares``)."""
 
     @property
     def k_BHSK(self) -> Tensor:  # noqa: N802 - a shape suffix
@@ -54,6 +56,11 @@ class Scores:
         if self.place.eviction is not None or self.drops_weights:
             return False
         return at_start and self.place.bias_HS is None and not symmetric and (documents is None or documents.known)
+
+    @property
+    def walks_once(self) -> bool:
+        """True if output and Σ a² come from one kernel where these queries lie."""
+        return self.joint_squares and walks_once(self.q_BHTK)
 
     @property
     def of_one_query(self) -> bool:

@@ -71,7 +71,7 @@ def _call(name: str, window: int, scale: float, q: Tensor, k: Tensor, v: Tensor,
         raise MemoryError(f"attention over {q.shape[2]} positions: no memory is left for its workspace")
 
 
-def _by_positions(x_BHTK: Tensor, width: int) -> Tensor:
+def by_positions(x_BHTK: Tensor, width: int) -> Tensor:
     """Allocate ``[B, H, T, width]`` with the heads of a position side by side in memory, as projections want them."""
     n_sequences, n_heads, length, _ = x_BHTK.shape
     return x_BHTK.new_empty(n_sequences, length, n_heads, width).transpose(1, 2)
@@ -84,7 +84,7 @@ def _empty_results(
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     squares = torch.empty_like(lse) if wants_squares else lse.new_empty(0)
     rest = q.new_empty((n_sequences, length, n_heads, width) if wants_rest else 0, dtype=torch.int8)
-    return _by_positions(q, width), lse, squares, rest
+    return by_positions(q, width), lse, squares, rest
 
 
 @torch.library.custom_op("birthmark::causal_native", mutates_args=(), device_types="cpu")
@@ -119,7 +119,7 @@ def _backward(
     window: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dq, dk, dv = (_by_positions(x, x.shape[-1]) for x in (q, k, v))
+    dq, dk, dv = (by_positions(x, x.shape[-1]) for x in (q, k, v))
     given = {"d_out": d_out, "d_lse": d_lse, "d_squares": d_squares, "out": out, "rest": rest}
     if out.numel():
         _call("backward", window, scale, q, k, v, **given, lse=lse, squares=squares, dq=dq, dk=dk, dv=dv)
@@ -130,7 +130,7 @@ def _backward(
 def _(
     d_out: torch.Tensor, d_lse: torch.Tensor | None, d_squares: torch.Tensor | None, *qkv_and_more: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dq, dk, dv = (_by_positions(x, x.shape[-1]) for x in qkv_and_more[:3])
+    dq, dk, dv = (by_positions(x, x.shape[-1]) for x in qkv_and_more[:3])
     return dq, dk, dv
 
 
@@ -141,7 +141,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.set_materialize_grads(False)
 
 
-def _rows(x: Tensor) -> Tensor:
+def whole_rows(x: Tensor) -> Tensor:
     """Make the last axis contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -150,7 +150,7 @@ def _gradients(
     ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_squares: Tensor | None, _rest: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     q, k, v, out, *more = ctx.saved_tensors  # once: under activation checkpointing each time would compute them again
-    d_out = torch.zeros_like(out) if d_out is None else _rows(d_out)
+    d_out = torch.zeros_like(out) if d_out is None else whole_rows(d_out)
     d_lse, d_squares = (None if d is None else d.contiguous() for d in (d_lse, d_squares))
     return *_backward(d_out, d_lse, d_squares, q, k, v, out, *more, *ctx.how), None, None, None, None
 
@@ -165,7 +165,7 @@ def causal_tiles(
     and, on request, the sum of its squared weights. With a window, each query sees itself and the ``window − 1`` keys
     before it.
     """
-    q, k, v = map(_rows, (q_BHTK, k_BGTK, v_BGTK))
+    q, k, v = map(whole_rows, (q_BHTK, k_BGTK, v_BGTK))
     needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     out, lse, squares, _ = _forward(q, k, v, window or q.shape[2], scale, wants_sums, needs_gradient)
     return out, lse, squares

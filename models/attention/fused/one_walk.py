@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .native import _by_positions, _rows
+from .native import by_positions, whole_rows
 
 
 @torch.compiler.assume_constant_result
@@ -28,7 +28,7 @@ def why_not(device_type: str) -> str:
 
 def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    return _by_positions(q, v.shape[-1]), lse, torch.empty_like(lse)
+    return by_positions(q, v.shape[-1]), lse, torch.empty_like(lse)
 
 
 @torch.library.custom_op("birthmark::causal_walk", mutates_args=())
@@ -59,7 +59,7 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     from . import one_walk_kernel
 
-    dq, dk, dv = (_by_positions(x, x.shape[-1]) for x in (q, k, v))
+    dq, dk, dv = (by_positions(x, x.shape[-1]) for x in (q, k, v))
     d_others = torch.empty_like(lse) if others is not None else lse.new_empty(0)
     last = None
     if first is not None:
@@ -79,7 +79,7 @@ def _(
     k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, others: torch.Tensor | None, out: torch.Tensor,
     lse: torch.Tensor, squares: torch.Tensor, scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    dq, dk, dv = (_by_positions(x, x.shape[-1]) for x in (q, k, v))
+    dq, dk, dv = (by_positions(x, x.shape[-1]) for x in (q, k, v))
     return dq, dk, dv, torch.empty_like(lse) if others is not None else lse.new_empty(0)
 
 
@@ -93,7 +93,7 @@ def _gradients(
     ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_squares: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: under activation checkpointing each time would compute them again
-    d_out = None if d_out is None else _rows(d_out)
+    d_out = None if d_out is None else whole_rows(d_out)
     d_lse, d_squares = (None if d is None else d.contiguous() for d in (d_lse, d_squares))
     dq, dk, dv, d_others = _backward(d_out, d_lse, d_squares, *saved, ctx.scale)
     return dq, dk, dv, None, None if saved[4] is None else d_others, None
@@ -119,7 +119,7 @@ def walk(
             the first of all.
         others_BHT: log-sum-exp of the scores of the further keys.
     """
-    q, k, v = map(_rows, (q_BHTK, k_BGSK, v_BGSV))
+    q, k, v = map(whole_rows, (q_BHTK, k_BGSK, v_BGSV))
     others = None if others_BHT is None else others_BHT.float().contiguous()
     first = None if first_BT is None else first_BT.expand(len(q), -1)
     found: tuple[Tensor, Tensor, Tensor] = _forward(q, k, v, first, others, scale)

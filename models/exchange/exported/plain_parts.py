@@ -28,13 +28,7 @@ class FusedSoftmax(Explicit):
     """Softmax: torch's fused attention if only its output is needed, explicit weights otherwise."""
 
     def __init__(
-        self,
-        scores: Scores,
-        v_BGSK: Tensor,
-        extra: list[ExtraKey],
-        needs_weights: bool,
-        needs_squares: bool = False,
-        joint: bool = False,
+        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
     ) -> None:
         masked = scores.window is not None or scores.prefix is not None or scores.place.documents is not None
         if masked or scores.place.slopes_H is not None or extra or needs_weights or needs_squares:
