@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.config import HOW_READ
 from ..errors import RunError, UsageError
 from ..files import atomic_path, content_digest, one_line, read_json, read_sealed_json, write_sealed_json
 from ..measure.records import RunDir
@@ -169,18 +170,7 @@ def content_of(shapes: Shapes, weights: BlockWeights) -> Content:
 CERTIFICATE = "certificate.json"
 _MEND = "take the certificate as it was published"
 #: Fields of ``data`` that say where something lies or how it is read, and change no sample.
-_PLACES = {
-    "path",
-    "val_path",
-    "tokenizer",
-    "decontaminate",
-    "cache_dir",
-    "stage_to",
-    "cache_gb",
-    "timeout_s",
-    "n_workers",
-    "verify",
-}
+_PLACES = {"path", "val_path", "tokenizer", "decontaminate", *HOW_READ}
 
 
 class Commitments(TypedDict):

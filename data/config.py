@@ -177,6 +177,8 @@ _OF_SOURCES = ("text_field", "token_dtype", "end_token", "val_path")
 _ON_DISK = ("token_dtype", "end_token", "val_path", "stage_to", "decontaminate", "max_bad_rows", "n_workers")
 #: Fields that say how a corpus is read, which ``backcopy`` is not.
 _OF_CORPORA = (*_OF_SOURCES, "max_bad_rows")
+HOW_READ = ("cache_dir", "cache_gb", "stage_to", "timeout_s", "n_workers", "verify")
+"""Fields that say how data are read and change no sample."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..data.config import HOW_READ
 from ..data.prepare import PreparedData
 from ..errors import RunError, UsageError
 from ..files import TEXT_BYTES, atomic_path, check_file, delete_folder, file_sha256, write_sealed_json
@@ -44,15 +45,7 @@ _FIXED = (
 
 #: Among these, fields that say how, and how much of, the data are read, not which data: the birth certificate has the
 #: corpus's content.
-_FREE = (
-    "data.cache_dir",
-    "data.cache_gb",
-    "data.stage_to",
-    "data.timeout_s",
-    "data.n_workers",
-    "data.verify",
-    "data.epochs",
-)
+_FREE = (*(f"data.{name}" for name in HOW_READ), "data.epochs")
 
 _LOCK = ".lock"
 
