@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -200,28 +200,32 @@ class JoinedTokens:
             if whole:
                 row[:] = self._arrays[array][place : place + length]
                 continue
-            done = 0
-            while done < length:
-                begin = start + done
-                n = min(length - done, int(self._ends_P[part]) - begin)
-                at = begin + int(self._shift_P[part])
-                row[done : done + n] = self._arrays[self._array_P[part]][at : at + n]
-                done, part = done + n, part + 1
+            for piece, number, at in self._pieces(row, start, part):
+                piece[:] = self._arrays[number][at : at + len(piece)]
         return out
+
+    def _pieces(self, row: np.ndarray, start: int, part: int) -> Iterator[tuple[np.ndarray, int, int]]:
+        """Yield the pieces of a row that lies in several parts, from ``part`` on: the piece, the number of its array,
+        and its first token there.
+        """
+        done = 0
+        while done < len(row):
+            begin = start + done
+            n = min(len(row) - done, int(self._ends_P[part]) - begin)
+            yield row[done : done + n], int(self._array_P[part]), begin + int(self._shift_P[part])
+            done, part = done + n, part + 1
 
     def _read_stored(self, starts: np.ndarray, out: np.ndarray) -> None:
         """Read all rows together, of which some are in stores."""
         wanted: list[tuple[np.ndarray, StoredArray, int]] = []
-        for row, start in zip(out, starts.tolist(), strict=True):
-            done, part = 0, int(np.searchsorted(self._ends_P, start, side="right"))
-            while done < len(row):
-                n = min(len(row) - done, int(self._ends_P[part]) - start - done)
-                array, at = self._arrays[self._array_P[part]], start + done + int(self._shift_P[part])
+        part_N = np.searchsorted(self._ends_P, starts, side="right")
+        for row, start, first_part in zip(out, starts.tolist(), part_N.tolist(), strict=True):
+            for piece, number, at in self._pieces(row, start, first_part):
+                array = self._arrays[number]
                 if isinstance(array, StoredArray):
-                    wanted.append((row[done : done + n], array, at))
+                    wanted.append((piece, array, at))
                 else:
-                    row[done : done + n] = array[at : at + n]
-                done, part = done + n, part + 1
+                    piece[:] = array[at : at + len(piece)]
         found = read_together([array.place(at, len(to)) for to, array, at in wanted])
         for (to, array, _), content in zip(wanted, found, strict=True):
             to[:] = np.frombuffer(content, array.dtype)
