@@ -17,7 +17,20 @@ from ..files import atomic_path
 from ..measure.records import RunDir
 from .charts.scales import DEPTH, Scale, tick_text
 from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, axis_title
-from .charts.stills import Line, end_of_path, lines_of, maps_of, names_of, paths_of, run_variable, scales_of, x_ticks
+from .charts.stills import (
+    Line,
+    end_of_path,
+    facets_of,
+    growing_shares,
+    lines_of,
+    maps_of,
+    n_columns,
+    names_of,
+    paths_of,
+    run_variable,
+    scales_of,
+    x_ticks,
+)
 from .pictures.axes import turned_names
 from .pictures.labels import spread_apart
 from .pictures.style import BASE_SIZE, INK, PAPER, THEME, figure_style, pale_to_full
@@ -191,21 +204,13 @@ def pixels_of(panel: ChartPanel, width: float, dpi: float) -> np.ndarray:
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def _facets(lines: Sequence[Line]) -> list[str]:
-    return list(dict.fromkeys(line.facet for line in lines if line.facet)) or [""]
-
-
 def _height(panel: ChartPanel, width: float) -> float:
     """Return the height of a panel in inches: more for many rows of small panels."""
     if isinstance(panel, MatrixPanel):
         return width
-    n = len(_facets(list(lines_of(panel)))) if isinstance(panel, CurvePanel) else 1
-    columns = _columns(n)
+    n = len(facets_of(list(lines_of(panel)))) if isinstance(panel, CurvePanel) else 1
+    columns = n_columns(n)
     return width * (0.56 if n == 1 else 0.1 + 0.7 / columns * -(-n // columns))
-
-
-def _columns(n: int) -> int:
-    return 1 if n == 1 else 2 if n <= 4 else 3
 
 
 def _plain(colour: str) -> str:
@@ -238,8 +243,8 @@ def _draw_curves(figure: FigureBase, panel: CurvePanel, runs: Sequence[str]) -> 
 
     named = any("text" in series.axes for series in panel.series)
     lines = paths_of(panel) if named else list(lines_of(panel))
-    facets = _facets(lines)
-    columns = _columns(len(facets))
+    facets = facets_of(lines)
+    columns = n_columns(len(facets))
     grid = figure.subplots(-(-len(facets) // columns), columns, squeeze=False, sharex=True, sharey=True)
     for axes in grid.flat[len(facets) :]:
         axes.set_visible(False)
@@ -343,8 +348,7 @@ def _draw_matrix(figure: FigureBase, panel: MatrixPanel) -> None:
     """Draw a matrix with its numbers in it; the colour grows with the logarithm."""
     axes = figure.subplots()
     values = np.asarray(panel.values, dtype=float)
-    sizes = np.clip(np.abs(values), panel.pale, panel.full) / panel.pale
-    shares = np.where(np.isfinite(values), np.log(sizes) / np.log(panel.full / panel.pale), np.nan)
+    shares = np.where(np.isfinite(values), growing_shares(values, panel.pale, panel.full), np.nan)
     axes.imshow(shares, cmap=pale_to_full(), vmin=0, vmax=1)
     for row, column in np.argwhere(np.isfinite(values)) if max(values.shape) <= _MOST_NUMBERED else ():
         ink = PAPER if shares[row, column] > 0.6 else INK

@@ -219,9 +219,19 @@ def scales_of(panel: CurvePanel, lines: Sequence[Line]) -> tuple[Scale, Across]:
     return y_scale, Across(every_x, float(positive[0]) if panel.x_log and len(positive) else 0.0)
 
 
+def facets_of(lines: Sequence[Line]) -> list[str]:
+    """Return the titles of the small panels; one without a title if there are none."""
+    return list(dict.fromkeys(line.facet for line in lines if line.facet)) or [""]
+
+
+def n_columns(n: int) -> int:
+    """Return the columns that ``n`` small panels stand in."""
+    return 1 if n == 1 else 2 if n <= 4 else 3
+
+
 def _frames(n: int) -> tuple[list[_Frame], float]:
-    """Lay out small panels, in one, two or three columns; return them with the height of all."""
-    columns = 1 if n == 1 else 2 if n <= 4 else 3
+    """Lay out small panels; return them with the height of all."""
+    columns = n_columns(n)
     height, gap, title = (_HEIGHT - _TOP - _BOTTOM, 80, 62)[columns - 1], 10, 14 if n > 1 else 0
     width = (_WIDTH - _LEFT - _RIGHT - gap * (columns - 1)) / columns
     rows = -(-n // columns)
@@ -240,9 +250,9 @@ def _curves(panel: CurvePanel, described: str) -> Markup:
     if not lines:
         return Markup('<p class="note">Nothing to draw yet.</p>')
     y_scale, across = scales_of(panel, lines)
-    facets = list(dict.fromkeys(line.facet for line in lines if line.facet)) or [""]
+    facets = facets_of(lines)
     frames, height = _frames(len(facets))
-    columns = len({frame.left for frame in frames})
+    columns = n_columns(len(facets))
     parts = []
     for i, (facet, frame) in enumerate(zip(facets, frames, strict=True)):
         frame = replace(frame, down=panel.down)
@@ -525,18 +535,25 @@ def _cells(
 def _matrix(panel: MatrixPanel) -> Markup:
     values = np.asarray(panel.values, dtype=float)
     cells = [["" if not math.isfinite(v) else format_value(v, panel.format) for v in row] for row in values]
-    looks = [[_growing(v, panel.pale, panel.full) for v in row] for row in values]
+    shares = growing_shares(values, panel.pale, panel.full)
+    looks = [[_growing(*cell) for cell in zip(*rows, strict=True)] for rows in zip(values, shares, strict=True)]
     table = _cells(panel.rows, panel.columns, cells, looks, "", "", panel.tips)
     legend = f'<p class="note">{escape(panel.legend)}</p>' if panel.legend else ""
     return Markup(f'<div class="scroll">{table}</div>{legend}')
 
 
-def _growing(value: float, pale: float, full: float) -> str:
-    """Return a cell's colour: pale up to ``pale``, then growing with the logarithm."""
+def growing_shares(values: np.ndarray, pale: float, full: float) -> np.ndarray:
+    """Return the shares of full colour of a matrix's cells: 0 up to ``pale``, then growing with the logarithm; NaN
+    stays.
+    """
+    least = max(pale, 1e-12)
+    return np.log(np.clip(np.abs(values), least, full) / least) / (math.log(full / least) or 1.0)
+
+
+def _growing(value: float, share: float) -> str:
+    """Return the colour of a cell."""
     if not math.isfinite(value):
         return ""
-    size = abs(value)
-    share = 0.0 if size <= pale else min(1.0, math.log(size / max(pale, 1e-12)) / math.log(full / max(pale, 1e-12)))
     percent = round(6 + 84 * share)
     ink = ";color:#fff" if percent > 60 else ""
     tone = "var(--matrix-plus)" if value >= 0 else "var(--matrix-minus)"
