@@ -217,7 +217,7 @@ class Decoder(nn.Module):
         return left if routed is None else self._with_routing(left, routed.cost(global_choices))
 
     def reader(self, n_positions: int) -> Callable[[Tensor], Tensor]:
-        """See :class:`TextModel`."""
+        """Return a function from the next tokens ``[B, T]`` to the logits behind them ``[B, V]``, with a cache."""
         return partial(self, last_only=True, cache=KeyValueCache(self.config, n_positions))
 
     def enter(

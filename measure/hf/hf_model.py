@@ -352,7 +352,7 @@ class HFModel(nn.Module):
         return logits[:, -1] if last_only else logits
 
     def reader(self, n_positions: int) -> Callable[[Tensor], Tensor]:
-        """See `models.decoder.TextModel`: with the library's own cache, which grows by itself."""
+        """Return a function from the next tokens ``[B, T]`` to the logits behind them ``[B, V]``, with a cache."""
         cache: Any = None
 
         def read(tokens_BT: Tensor) -> Tensor:

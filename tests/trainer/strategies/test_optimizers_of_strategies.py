@@ -129,7 +129,7 @@ def test_an_optimizer_goes_on_under_a_strategy_with_the_losses_of_the_single_pro
 
 @pytest.mark.parametrize(("leg", "way"), [*enumerate(LEGS["adamw"])])
 def test_a_checkpoint_holds_of_each_process_what_it_alone_has(leg, way, handed_on):
-    """Of equal copies one."""
+    """Keep one of equal copies."""
     files = [*handed_on["adamw"].checkpoint(LEG * (leg + 1)).glob("*.safetensors")]
     assert len(files) == (1 if way in ("single", "ddp", "replicas") else 2)
 
