@@ -36,6 +36,8 @@ _PACKAGES = {
     **{"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"},
     **{"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "sftp": "paramiko", "ssh": "paramiko", "oss": "ossfs"},
 }
+#: Suffix of a file of tokens → the suffixes, in its place, of the files that say where its documents are.
+_BESIDE = {".bin": (".idx",), ".idx": (".bin",), ".ds": (".ds.index", ".ds.metadata")}
 
 
 class Found(NamedTuple):
@@ -158,7 +160,7 @@ class Store:
         return path_below(folder, key, refusal, nested=nested)
 
     def files(self) -> list[Found]:
-        """List the file, or the files of the folder, that the URL names; a ``.bin`` with the ``.idx`` beside it."""
+        """List the file, with those beside it that describe it, or the files of the folder, that the URL names."""
         if not self.url.endswith("/"):
             facts = self._facts(self._root)
             if facts.get("type") != "directory":
@@ -176,14 +178,14 @@ class Store:
         return files
 
     def _beside(self) -> Iterator[Found]:
-        other = {".bin": ".idx", ".idx": ".bin"}.get(PurePosixPath(name_of(self.url)).suffix)
-        if other is None:
-            return
-        path = self._root.removesuffix(PurePosixPath(name_of(self.url)).suffix) + other
-        try:
-            yield Found(name_of(path), path, self._facts(path))
-        except UsageError:
-            return  # nanoGPT's and llm.c's files stand alone
+        """Find the files that describe the tokens of the one that the URL names."""
+        stem, suffix = self._root, PurePosixPath(name_of(self.url)).suffix
+        for other in _BESIDE.get(suffix, ()):
+            path = stem.removesuffix(suffix) + other
+            try:
+                yield Found(name_of(path), path, self._facts(path))
+            except UsageError:
+                continue  # nanoGPT's and llm.c's files stand alone, and datatrove writes metadata for some
 
     def _facts(self, path: str) -> dict[str, Any]:
         return dict(self._asked(path, lambda _: self._fs.info(path)))

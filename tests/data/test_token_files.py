@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from rich.console import Console
 
+from birthmark.data import stored_tokens
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.mixture import Mixture
 from birthmark.data.prepare import PreparedData, prepare
@@ -201,6 +203,32 @@ def test_documents_stay_whole(name: str, config: Callable[..., DataConfig], tmp_
     assert stream(again, "val") == stream(data, "val")
     worker = pickle.loads(pickle.dumps(data.train))
     assert worker.batch(0, 5).tolist() == data.train.batch(0, 5).tolist()
+
+
+@pytest.mark.parametrize("name", [*RAW, *WITH_DOCUMENTS, "MDS"])
+def test_a_store_gives_the_tokens_of_the_disk(
+    name: str, config: Callable[..., DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of 64 bytes, so that each format's files take many."""
+    monkeypatch.setattr(stored_tokens, "BLOCK_BYTES", 64)
+    if name == "MDS":
+        fields = {"path": str(mds(tmp_path / "files", np.array(FLAT[:1000], dtype="<i4").reshape(10, 100)))}
+    else:
+        (tmp_path / "files").mkdir()
+        fields = write(name, tmp_path / "files")
+    here = prepare(config(**fields), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path / "files"), "/held", recursive=True)
+    try:
+        url = f"memory://held{fields['path'].removeprefix(str(tmp_path / 'files'))}"
+        asked = config(**fields | {"path": url, "cache_gb": 0.001, "verify": "size"})
+        there = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
+        for split in ("train", "val"):
+            assert stream(there, split) == stream(here, split)
+        assert there.record["tokens"] == here.record["tokens"]
+        assert (Path(asked.cache_dir) / "stored-blocks").stat().st_size > 0
+    finally:
+        store.rm("/held", recursive=True)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
