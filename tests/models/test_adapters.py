@@ -1,17 +1,15 @@
 """Adapters on a decoder: what they add, by slow formulas in float64; what they leave alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
+from oracles import Seen, in_pieces
 
 from birthmark.measure.gradients import measure_gradients
 from birthmark.measure.measurement import measure
 from birthmark.models.adapter_config import AdapterConfig
 from birthmark.models.adapters import attach, initialize_adapter, is_adapter
-from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, DropoutConfig, ExpertsConfig, ModelConfig
 from birthmark.models.dropout import Dropout, keys_of_samples
@@ -47,22 +45,6 @@ def adapted(kind, arm="plain", moved=True, seed=0):
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.data += 0.5 * noise
     return model
-
-
-class Seen:
-    """Keeps every block's attention."""
-
-    def __init__(self):
-        self.attended = []
-
-    def residual(self, site, layer, h):
-        pass
-
-    def neurons(self, layer, a):
-        pass
-
-    def attention(self, layer, attended):
-        self.attended.append(attended)
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +90,14 @@ def test_prefix_plus_adds_features_of_queries_times_a_matrix_to_what_heads_give(
     matrix = model.blocks[0].attn.adapter_output.matrix.view(4, 4, 4)
     model.blocks[0].attn.adapter_output = None
     model(tokens, observer=base)
-    q = seen.attended[0].q_BHTK
+    q = seen.attended[1].q_BHTK
     phi = torch.where(q > 0, q, q.exp() - 1)
-    expected = base.attended[0].out_BHTK.clone()
+    expected = base.attended[1].out_BHTK.clone()
     for head in range(4):
         for t in range(9):
             for b in range(3):
                 expected[b, head, t] += phi[b, head, t] @ matrix[head]
-    torch.testing.assert_close(seen.attended[0].out_BHTK, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(seen.attended[1].out_BHTK, expected, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +108,7 @@ def test_a_prefix_is_keys_and_values_beside_those_of_the_tokens(arm, tokens):
     """Against the normaliser's formula over the written-out row of prefix and tokens."""
     model, seen = adapted("prefix", arm), Seen()
     model(tokens, observer=seen)
-    for block, found in zip(model.blocks, seen.attended, strict=True):
+    for block, found in zip(model.blocks, seen.attended.values(), strict=True):
         attn = block.attn
         own_k, own_v = (x.repeat_interleave(2, 0) for x in (attn.adapter_keys.key, attn.adapter_keys.value))
         for b, h, t in ((0, 0, 0), (1, 3, 5), (2, 2, 8)):
@@ -158,10 +140,8 @@ def test_gradients_reach_the_adapter_alone_and_a_cache_changes_nothing(kind, tok
     assert {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()} == {
         name for name, _ in model.named_parameters() if is_adapter(name)
     }
-    cache = KeyValueCache(model.config, 9)
     with torch.no_grad():
-        parts = [model(part, cache=cache) for part in tokens.split([4, 3, 1, 1], 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole.detach(), atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(in_pieces(model, tokens, [4, 3, 1, 1]), whole.detach(), atol=1e-10, rtol=1e-10)
 
 
 def test_the_start_depends_on_seed_and_name_alone_and_the_base_is_a_plain_birth():
@@ -181,7 +161,7 @@ def test_a_snapshot_tells_weight_on_the_prefix_from_that_on_position_0(tokens):
     found = measure(model, probe, batch_size=2)
     with torch.no_grad():
         model(tokens, observer=seen)
-    for layer, attended in enumerate(seen.attended):
+    for layer, attended in enumerate(seen.attended.values()):
         rows = attended.weights.rows(0, 9)
         on_first = rows[:, :, 1:, 0].mean((0, 2))
         torch.testing.assert_close(torch.tensor(found.arrays["sink_mass"][layer]), on_first, atol=1e-6, rtol=1e-5)
@@ -199,17 +179,9 @@ def test_a_snapshot_tells_weight_on_the_prefix_from_that_on_position_0(tokens):
 def test_the_backward_snapshot_is_that_of_the_adapted_model(kind, tokens):
     model = adapted(kind)
     found = measure_gradients(model, tokens.numpy(), batch_size=2)
-    x = []
-
-    class Entry(Seen):
-        def residual(self, site, layer, h):
-            if site == "embedding":
-                x.append(h.detach().requires_grad_())
-
     with torch.no_grad():
-        model(tokens[:, :-1], observer=Entry())
-    block_input = x[0]
-    h = block_input
+        model(tokens[:, :-1], observer=(seen := Seen()))
+    h = block_input = seen.residuals["embedding", 0].requires_grad_()
     place = model.positions.place(8, tokens.device)
     for block in model.blocks:
         h = block(h, place)

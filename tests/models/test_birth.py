@@ -1,7 +1,5 @@
 """Birth: names and draws are a file format, the same everywhere and whatever else is built beside them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random
@@ -193,7 +191,19 @@ def test_a_certificate_records_what_was_drawn():
         pytest.param({"attention": AttentionConfig("headnorm")}, ["attn.aggregate.gain"], id="headnorm"),
         pytest.param({"attention": AttentionConfig("headnorm_released")}, ["attn.aggregate.gain"], id="released"),
         pytest.param({"attention": AttentionConfig("calibrated")}, [], id="calibrated"),
-        pytest.param({"attention": AttentionConfig(gate="head")}, ["attn.gate.map.weight"], id="gate"),
+        *(
+            pytest.param(
+                {"attention": AttentionConfig(gate=gate, gate_at=at)}, ["attn.gate.map.weight"], id=f"{gate} {at}"
+            )
+            for gate, at in (("head", "output"), ("head", "value"), ("channel", "key"), ("channel", "projection"))
+        ),
+        *(
+            pytest.param({"attention": AttentionConfig(normaliser=rows)}, [], id=rows)
+            for rows in ("softpick", "softmax_clipped")
+        ),
+        pytest.param(
+            {"attention": AttentionConfig(kv_bias="key_value")}, ["attn.bias.key", "attn.bias.value"], id="keys"
+        ),
         pytest.param(
             {"attention": AttentionConfig(qk_norm="width")}, ["attn.q.norm.gain", "attn.k.norm.gain"], id="qk_norm"
         ),
@@ -220,6 +230,21 @@ def test_two_arms_share_every_parameter_they_have_in_common(change, only_there):
     assert {f"blocks.0.{name}" for name in only_there} <= b.keys() - a.keys()
     if "vocab_size" in change:  # rows come first, so a longer table begins with the shorter one
         assert torch.equal(a["embed.weight"], b["embed.weight"][:50])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_first_of_several_learned_keys_is_the_only_one_of_a_model_that_has_one(shared):
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=50, max_seq_len=8)
+    one, three = (
+        born(
+            replace(config, attention=AttentionConfig(kv_bias="key_value", kv_bias_shared=shared, kv_bias_tokens=n)), 0
+        )
+        for n in (1, 3)
+    )
+    rows = 1 if shared else 2
+    for name in ("blocks.1.attn.bias.key", "blocks.1.attn.bias.value"):
+        assert three.get_parameter(name).shape == (3 * rows, 8)
+        assert torch.equal(three.get_parameter(name)[:rows], one.get_parameter(name))
 
 
 @pytest.mark.parametrize("seeds", [(0, 1), (1, 2), (1, 11), (0, 2**63)])

@@ -1,7 +1,5 @@
 """What people do to weights: each change against its slow formula, and those that leave the function against it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,7 @@ import transformers
 from birthmark.errors import UsageError
 from birthmark.models.birth import born
 from birthmark.models.changes.change import decoder_of, weights_of
-from birthmark.models.changes.coordinates import random_rotation
+from birthmark.models.changes.coordinates import Rotation, check_channels, check_gate_kind, random_rotation
 from birthmark.models.changes.sizes import first_tokens
 from birthmark.models.changes.table import CHANGES, FUNCTION_PRESERVING, read_change
 from birthmark.models.config import AttentionConfig, ExpertsConfig, InitConfig, ModelConfig
@@ -305,6 +303,26 @@ def test_settings_that_make_no_sense_are_one_line(fields, message):
     with pytest.raises(UsageError, match=message) as caught:
         read_change(fields)
     assert "\n" not in str(caught.value)
+
+
+#: What stands between the residual stream and the maps that read it, and cannot follow a rotation or a factor.
+IN_THE_WAY = [
+    ({"norm": "dyt"}, lambda config, _: Rotation().check(config), "rotate: model.norm dyt bends each channel"),
+    *(({"norm_scale": True}, check, "rotate: model.norm_scale multiplies channels")
+      for check in (check_channels, check_gate_kind)),
+    *(({"norm_gate": 2}, check, "rotate: model.norm_gate 2 reads what norms give")
+      for check in (check_channels, check_gate_kind)),
+    ({"attention": AttentionConfig(gate="channel", gate_at="projection")}, check_channels,
+     "rotate: model.attention.gate_at projection multiplies channels"),
+    ({"attention": AttentionConfig(gate="head", gate_input="value")}, check_gate_kind,
+     "the gate of model.attention.gate_input value does not read"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "check", "message"), IN_THE_WAY)
+def test_changes_that_a_part_does_not_let_pass_are_refused(fields, check, message):
+    with pytest.raises(UsageError, match=message):
+        check(ModelConfig(**fields), "rotate")
 
 
 def test_what_a_model_does_not_have_is_one_line(plain):

@@ -1,35 +1,32 @@
 """The whole decoder: equal to the field's own models, causal, observed without a trace."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from attention_arms import ARMS, EXACT
+from oracles import Seen
 from torch.nn import functional as F
 
 from birthmark.errors import UsageError
 from birthmark.models.attention.positions import Placement
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.decoder import choose, generate
 
 SMALL = {"d_model": 32, "n_layers": 3, "n_heads": 4, "d_ff": 48, "vocab_size": 61, "max_seq_len": 24}
 KINDS = {
-    "plain": AttentionConfig(),
-    "headnorm": AttentionConfig("headnorm"),
-    "analytic amplify": AttentionConfig("calibrated", calibration=CalibrationConfig("analytic", "amplify")),
-    "analytic attenuate": AttentionConfig("calibrated", calibration=CalibrationConfig("analytic", "attenuate")),
-    "exact amplify": AttentionConfig("calibrated", calibration=CalibrationConfig("exact", "amplify")),
-    "exact attenuate": AttentionConfig("calibrated", calibration=CalibrationConfig("exact", "attenuate")),
     "gated, normed queries and keys": AttentionConfig("headnorm", gate="channel", qk_norm="head"),
-    "correlated": AttentionConfig("calibrated", calibration=CalibrationConfig(correlation="learned")),
     "sink, window, key bias": AttentionConfig(normaliser="softmax_sink", window=10, kv_bias="key_value"),
-    "sigmoid": AttentionConfig(normaliser="sigmoid"),
-    "normalised elu": AttentionConfig(normaliser="elu", normalise_rows=True),
-}
+} | {
+    name: ARMS[name]
+    for name in (
+        "plain", "headnorm", EXACT, "exact, attenuate, t_ref None, gradient True",
+        "analytic, amplify, t_ref None, gradient True", "analytic, attenuate, t_ref None, gradient True",
+        "exact, amplify, ρ learned", "sigmoid", "elu, normalised",
+    )
+}  # fmt: skip
 POSITIONS = ["rope", "learned", "sinusoidal", "alibi", "t5", "none"]
 
 
@@ -91,20 +88,24 @@ def test_logits_and_losses_are_soft_capped(tie_embeddings, lively, random_tokens
     torch.testing.assert_close(losses, by_torch)
 
 
-class Recorder:
-    """An observer that keeps everything."""
+class Recorder(Seen):
+    """An observer that also keeps the order of what it is shown."""
 
     def __init__(self):
+        super().__init__()
         self.calls = []
 
     def residual(self, site, layer, h_BTD):
-        self.calls.append((site, layer, (h_BTD,)))
+        super().residual(site, layer, h_BTD)
+        self.calls.append((site, layer, h_BTD))
 
     def attention(self, layer, attended):
-        self.calls.append(("heads", layer, attended))
+        super().attention(layer, attended)
+        self.calls += [("heads", layer, x) for x in vars(attended).values() if isinstance(x, torch.Tensor)]
 
     def neurons(self, layer, a_BTF):
-        self.calls.append(("neurons", layer, (a_BTF,)))
+        super().neurons(layer, a_BTF)
+        self.calls.append(("neurons", layer, a_BTF))
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 4])
@@ -115,35 +116,23 @@ def test_an_observer_sees_the_documented_places_in_order(kind, n_kv_heads, livel
     tokens = random_tokens(config)
     with torch.no_grad():
         model(tokens, observer=recorder)
-    expected = [("embedding", 0, [(3, 24, 32)])]
+    stream, expected = (3, 24, 32), [("embedding", 0, (3, 24, 32))]
     for layer in (1, 2, 3):
-        heads = (3, 4, 24, 8)
-        expected += [("heads", layer, [heads] * 5)]
-        expected += [("attention", layer, [(3, 24, 32)]), ("neurons", layer, [(3, 24, config.ff)])]
-        expected += [("mlp", layer, [(3, 24, 32)])]
-    seen = [
-        (
-            site,
-            layer,
-            [tuple(v.shape) for v in (values if site != "heads" else vars(values).values()) if isinstance(v, Tensor)],
-        )
-        for site, layer, values in recorder.calls
-    ]
-    assert seen == expected
+        expected += [("heads", layer, (3, 4, 24, 8))] * 5
+        expected += [("attention", layer, stream), ("neurons", layer, (3, 24, config.ff)), ("mlp", layer, stream)]
+    assert [(site, layer, tuple(x.shape)) for site, layer, x in recorder.calls] == expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind, attention in KINDS.items() if attention.normaliser == "softmax"])
 def test_what_an_observer_sees_is_what_its_name_says(kind, lively, random_tokens):
     config = ModelConfig(**SMALL, n_kv_heads=2, attention=KINDS[kind])
-    model, recorder = lively(config), Recorder()
-    tokens = random_tokens(config)
+    model, seen, tokens = lively(config), Seen(), random_tokens(config)
     with torch.no_grad():
-        logits = model(tokens, observer=recorder)
-        seen = {(site, layer): values for site, layer, values in recorder.calls}
-        assert torch.equal(seen["embedding", 0][0], model.embed.weight[tokens])
-        before = seen["embedding", 0][0]
+        logits = model(tokens, observer=seen)
+        before = seen.residuals["embedding", 0]
+        assert torch.equal(before, model.embed.weight[tokens])
         for layer, block in enumerate(model.blocks, start=1):
-            heads = seen["heads", layer]
+            heads = seen.attended[layer]
             q, k = heads.q_BHTK.double(), heads.k_BHTK.double()
             a = (q @ k.mT * 8**-0.5).masked_fill(torch.ones(24, 24).triu(1) > 0, -torch.inf).softmax(-1)
             # The values' own heads, each shared by two query heads.
@@ -152,14 +141,13 @@ def test_what_an_observer_sees_is_what_its_name_says(kind, lively, random_tokens
             torch.testing.assert_close(heads.v_BHTK.double(), v)
             torch.testing.assert_close(heads.weights.rows(0, 24).double(), a, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(heads.o_BHTK.double(), a @ v, atol=1e-5, rtol=1e-5)
-            after_attention, after = seen["attention", layer][0], seen["mlp", layer][0]
+            after_attention, after = seen.residuals["attention", layer], seen.residuals["mlp", layer]
             attended = block.attn(block.norm_attn(before), model.positions.place(24, tokens.device))
             read = heads.out_BHTK.transpose(1, 2).flatten(2)
             torch.testing.assert_close(F.linear(read, block.attn.o.weight), attended)
             torch.testing.assert_close(after_attention, before + attended)
             torch.testing.assert_close(after, after_attention + block.mlp(block.norm_mlp(after_attention)))
-            (neurons,) = seen["neurons", layer]
-            torch.testing.assert_close(after, after_attention + F.linear(neurons, block.mlp.down.weight))
+            torch.testing.assert_close(after, after_attention + F.linear(seen.units[layer], block.mlp.down.weight))
             before = after
         torch.testing.assert_close(F.linear(model.norm(before), model.head.weight), logits)
 
@@ -170,8 +158,10 @@ def test_an_observer_changes_no_bit_of_the_logits(kind, positions, lively, rando
     config = ModelConfig(**SMALL, positions=positions, attention=KINDS[kind])
     model, tokens = lively(config), random_tokens(config)
     with torch.no_grad():
-        assert torch.equal(model(tokens), model(tokens, observer=Recorder()))
-        assert torch.equal(model(tokens, last_only=True), model(tokens, last_only=True, observer=Recorder()))
+        state = torch.get_rng_state()
+        assert torch.equal(model(tokens), model(tokens, observer=Seen()))
+        assert torch.equal(model(tokens, last_only=True), model(tokens, last_only=True, observer=Seen()))
+        assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -215,18 +205,6 @@ def test_rotary_scores_depend_on_the_distance_alone(lively):
     np.testing.assert_allclose(sin.numpy(), np.sin(np.hstack([-angles, angles])), atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["plain", "exact amplify"])
-def test_birth_and_passes_leave_no_trace_in_random_state(kind, random_tokens):
-    config = ModelConfig(**SMALL, attention=KINDS[kind], positions="learned")
-    torch.manual_seed(3)
-    np.random.seed(3)
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    model = born(config, 0)
-    model(random_tokens(config), observer=Recorder()).sum().backward()
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)
-
-
 def test_more_tokens_than_learned_positions_are_refused_and_not_wrapped(random_tokens):
     for max_seq_len in (1, 24):
         config = ModelConfig(**SMALL | {"max_seq_len": max_seq_len}, positions="learned")
@@ -236,14 +214,14 @@ def test_more_tokens_than_learned_positions_are_refused_and_not_wrapped(random_t
 
 def test_sinusoidal_positions_are_the_published_waves(lively, random_tokens):
     config = ModelConfig(**SMALL, positions="sinusoidal")
-    model, tokens, recorder = lively(config), random_tokens(config), Recorder()
-    model(tokens, observer=recorder)
+    model, tokens, seen = lively(config), random_tokens(config), Seen()
+    model(tokens, observer=seen)
     waves = np.empty((24, 32))
     for t in range(24):
         for i in range(16):
             angle = t / 10000 ** (2 * i / 32)
             waves[t, 2 * i], waves[t, 2 * i + 1] = np.sin(angle), np.cos(angle)
-    ((_, _, (embedding, *_)),) = [call for call in recorder.calls if call[0] == "embedding"]
+    embedding = seen.residuals["embedding", 0]
     np.testing.assert_allclose((embedding - model.embed.weight[tokens]).detach(), np.stack([waves] * 3), atol=1e-6)
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from birthmark.errors import UsageError
 from birthmark.models.attention.positions import Placement
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, DropoutConfig, ModelConfig
@@ -81,14 +80,3 @@ def test_a_pass_without_masks_drops_nothing_whatever_the_config():
     model = born(CONFIG, 0)
     assert torch.equal(model.train()(tokens), born(replace(CONFIG, dropout=DropoutConfig()), 0)(tokens))
     assert not torch.equal(model(tokens, dropout=dropout(range(2))), model(tokens))
-
-
-@pytest.mark.parametrize("rates", [{"residual": -0.1}, {"embedding": 1.0}, {"attention": float("nan")}])
-def test_shares_out_of_range_are_one_line(rates):
-    with pytest.raises(UsageError, match=r"^model\.dropout\.\w+ is [^\n]*: give at (least|most) [^\n]*$"):
-        replace(CONFIG, dropout=DropoutConfig(**rates))
-
-
-def test_weights_of_an_own_normaliser_are_not_dropped():
-    with pytest.raises(UsageError, match="whether a class of your own drops weights is not known"):
-        replace(CONFIG, attention=AttentionConfig(normaliser="mine:Rows"))

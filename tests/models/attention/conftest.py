@@ -7,10 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.fused import backends, kernels
-from birthmark.models.attention.positions import Placement
-from birthmark.models.config import ModelConfig
 
 
 def _weights(q, k, scale, causal, window):
@@ -136,24 +133,3 @@ def cuda_operators(request, monkeypatch):
         for name, function in _OPERATORS.items():
             library.impl(name, function, "CPU")
         yield request.param
-
-
-@pytest.fixture
-def holds_to():
-    """Whether one attention in float64, and its gradients by input and parameters, are those of a slow formula."""
-
-    def check(sizes, kind, slow, n_sequences, length):
-        module = Attention(ModelConfig(**sizes, attention=kind), block=0).double()
-        generator = torch.Generator().manual_seed(0)
-        for parameter in module.parameters():
-            parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        p, shape = dict(module.named_parameters()), (n_sequences, length, sizes["d_model"])
-        x = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
-        upstream = torch.randn(shape, generator=generator, dtype=torch.float64)
-        out, expected = module(x, Placement()), slow(p, x, kind)
-        torch.testing.assert_close(out, expected, msg=lambda m: f"{kind}: {m}")
-        got, wanted = (torch.autograd.grad((y * upstream).sum(), [x, *p.values()]) for y in (out, expected))
-        for g, w in zip(got, wanted, strict=True):
-            torch.testing.assert_close(g, w, atol=1e-10, rtol=1e-7, msg=lambda m: f"{kind}: {m}")
-
-    return check

@@ -1,14 +1,11 @@
 """Blocks whose attention differs: windows in some of them, no positions in others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
+from oracles import in_pieces
 
-from birthmark.errors import UsageError
-from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.birth import born
 from birthmark.models.changes.change import ModelWeights
 from birthmark.models.changes.sizes import BlockDropping
@@ -41,9 +38,7 @@ def test_each_block_is_that_of_a_model_which_has_its_kind_alone(positions):
     torch.testing.assert_close(mixed(tokens_BT), expected, atol=1e-5, rtol=1e-5)
     assert (plain(tokens_BT) - expected).abs().max() > 1e-3  # windows and positions do something here
 
-    cache = KeyValueCache(mixed.config, 20)
-    parts = [mixed(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(in_pieces(mixed, tokens_BT), expected, atol=2e-5, rtol=1e-5)
 
 
 def test_operations_count_each_window():
@@ -62,25 +57,3 @@ def test_blocks_that_are_left_out_take_their_windows_along():
         ModelWeights(replace(mixed.config, attention=AttentionConfig(window=WINDOWS)), mixed.state_dict()), 0, None
     )
     assert last.config.attention.window is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"window": [4, None]}, "model.attention.window has 2 entries: give one for each of the 3 blocks"),
-        ({"window": [4, 0, None]}, "model.attention.window is 0: give at least 1"),
-        ({"window": [None, None, None]}, "model.attention.window is null in every block: leave it out"),
-        ({"nope_blocks": [3]}, r"model.attention.nope_blocks has \[3\]: blocks go from 0 to 2"),
-        ({"nope_blocks": [2, 0, 1]}, "model.attention.nope_blocks has all blocks: give model.positions none"),
-    ],
-)
-def test_lists_that_fit_no_model_are_one_line(fields, message):
-    with pytest.raises(UsageError, match=message) as raised:
-        config(**fields)
-    assert "; " not in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_positions_that_no_attention_reads_are_left_out_of_none():
-    with pytest.raises(UsageError, match=r"nope_blocks is set, but only model.positions rope, alibi or t5 reads it"):
-        config("learned", nope_blocks=[0])

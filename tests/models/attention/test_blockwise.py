@@ -1,7 +1,5 @@
 """Explicit rows that are relatives of softmax, against their formulas a row at a time in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,17 +7,7 @@ from scipy.special import logsumexp
 
 from birthmark.models.attention.attention import NORMALISERS
 from birthmark.models.attention.fused.blockwise import clipped_rows, softmax_with_lse_, softpick_rows
-from birthmark.models.attention.kv_cache import KeyValueCache
-from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
-
-SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 61, "max_seq_len": 24}
-ARMS = {
-    "softpick": AttentionConfig(normaliser="softpick"),
-    "softpick, key and value, window": AttentionConfig(normaliser="softpick", kv_bias="key_value", window=6),
-    "clipped": AttentionConfig(normaliser="softmax_clipped", clip_alpha=0.7),
-    "clipped above too, calibrated": AttentionConfig("headnorm", normaliser="softmax_clipped", clip_zeta=1.03),
-}
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 40.0])
@@ -84,20 +72,6 @@ def test_scores_of_any_size_give_numbers():
         torch.testing.assert_close(weights, torch.tensor([[[expected]]]))
         weights.square().sum().backward()
         assert row.grad.isfinite().all()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ARMS)
-def test_an_arm_is_born_as_plain_and_writes_as_it_reads(name):
-    config = ModelConfig(**SIZES, attention=ARMS[name])
-    model, plain = born(config, 0).eval(), born(ModelConfig(**SIZES), 0).state_dict()
-    ours = model.state_dict()
-    assert all(torch.equal(ours[key], tensor) for key, tensor in plain.items())
-    assert (ours.keys() == plain.keys()) == (name in ("softpick", "clipped"))
-    tokens_BT = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(0))
-    cache = KeyValueCache(config, 20)
-    parts = [model(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, 1), model(tokens_BT), atol=2e-5, rtol=1e-5)
 
 
 def test_the_published_stretch_is_the_default():

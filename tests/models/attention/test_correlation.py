@@ -1,13 +1,11 @@
 """ρ, the correlation of values across positions, and what correlated calibration makes of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from oracles import Operators, Seen
 
 from birthmark.models.attention.correlation import EstimatedCorrelation, LearnedCorrelation
 from birthmark.models.birth import born, digest
@@ -96,22 +94,11 @@ def test_the_correlated_form_equalises_every_layer_where_the_exact_one_inverts_t
     """facts: σ²(0)/σ²(late) stays near 1 in every layer with ρ, and falls below .1 without it after the first."""
     attention = AttentionConfig("calibrated", calibration=CalibrationConfig(correlation=correlation))
     config = replace(CONFIG, attention=attention, vocab_size=4096, init=replace(CONFIG.init, kind="normal"))
-    ratios = []
-
-    class Keep:
-        def residual(self, *args):
-            pass
-
-        def attention(self, layer, attended):
-            variance = attended.out_BHTK.var(0).mean((0, 2))
-            ratios.append(float(variance[0] / variance[32:].mean()))
-
-        def neurons(self, *args):
-            pass
-
-    model = born(config, 0).eval()
+    model, seen = born(config, 0).eval(), Seen()
     with torch.no_grad():
-        model(torch.from_numpy(np.random.default_rng(0).integers(0, 4096, (512, 64))), observer=Keep())
+        model(torch.from_numpy(np.random.default_rng(0).integers(0, 4096, (512, 64))), observer=seen)
+    variances = [attended.out_BHTK.var(0).mean((0, 2)) for attended in seen.attended.values()]
+    ratios = [float(variance[0] / variance[32:].mean()) for variance in variances]
     assert 0.85 < ratios[0] < 1.15
     if correlation == "none":
         assert max(ratios[1:]) < 0.1
@@ -123,7 +110,6 @@ def test_the_correlated_form_equalises_every_layer_where_the_exact_one_inverts_t
 TWO_RANKS = """
 import sys
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 import torch.distributed as dist
 from birthmark.models.attention.correlation import EstimatedCorrelation
 from birthmark.models.config import ModelConfig
@@ -147,28 +133,17 @@ def test_two_ranks_have_the_same_moments_those_of_all_their_sequences(two_ranks)
         torch.testing.assert_close(one[name], expected, msg=name)
 
 
-class HostData(TorchDispatchMode):
-    """Notes tensors that are made of Python's numbers, for which a GPU's stream waits."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function._schema.name
-        if name in ("aten::lift_fresh", "aten::_local_scalar_dense"):
-            self.seen.add(name)
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("correlation", ["none", "estimated", "learned"])
 def test_a_training_pass_makes_no_tensor_of_host_data(correlation):
     calibration = CalibrationConfig(correlation=correlation)
     config = replace(CONFIG, attention=AttentionConfig("calibrated", calibration=calibration))
     model, tokens = born(config, 0).train(), torch.zeros(2, 8, dtype=torch.int64)
-    with HostData() as made:
+    seen = set()
+    with Operators(lambda function, *_: seen.add(function._schema.name)) as made:
         model(tokens, targets_BS=tokens).objective.backward()
-    assert made.seen == set()
+    # A GPU's stream waits for tensors that are made of Python's numbers.
+    waits = {"aten::lift_fresh", "aten::_local_scalar_dense"}
+    assert not seen & waits
     with made:
         torch.zeros(1).new_tensor(2.0)
-    assert made.seen
+    assert seen & waits

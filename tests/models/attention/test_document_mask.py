@@ -1,7 +1,5 @@
 """Documents of one sequence against each document alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -10,7 +8,6 @@ import pytest
 import torch
 import yaml
 
-from birthmark.errors import UsageError
 from birthmark.models.attention import document_mask as module
 from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.attention.correlation import EstimatedCorrelation, _moments_of_documents
@@ -30,13 +27,17 @@ def _set(config, path, value):
     return replace(config, **{head: _set(getattr(config, head), rest, value) if rest else value})
 
 
+#: Documents are set below, and a prefix excludes them.
+APART = ("model.attention.documents", "model.attention.prefix")
+
+
 def arms():
     """Every arm of every study that says something of attention or positions."""
     found = {}
     for file in sorted((ROOT / "configs" / "studies").glob("*.yaml")):
         for name, fields in (yaml.safe_load(file.read_text()).get("arms") or {}).items():
             ours = {k: v for k, v in fields.items() if k.startswith(("model.attention.", "model.positions"))}
-            if all(k.startswith("model.") for k in fields) and "model.attention.documents" not in fields:
+            if all(k.startswith("model.") for k in fields) and fields.keys().isdisjoint(APART):
                 found[f"{file.stem} {name}"] = ours
     assert len(found) > 30
     return found
@@ -81,10 +82,6 @@ def alone(model, tokens):
 @pytest.mark.parametrize("unknown", [False, True], ids=["grouped", "explicit"])
 @pytest.mark.parametrize("name", ARMS)
 def test_a_document_is_what_it_is_alone(name, unknown, tokens, monkeypatch):
-    if "model.attention.prefix" in ARMS[name]:
-        with pytest.raises(UsageError, match=r"^model\.attention\.documents with model\.attention\.prefix.*give one"):
-            config_of(ARMS[name])
-        return
     monkeypatch.setattr(Documents, "known", property(lambda self: not unknown))
     model = born(config_of(ARMS[name]), 0).eval()
     with torch.no_grad():
@@ -182,8 +179,6 @@ def _places(b):
         first += n
 
 
-def test_who_cannot_keep_documents_apart_is_refused(tokens):
-    with pytest.raises(UsageError, match=r"^model\.attention\.documents needs a normaliser that keeps documents apart"):
-        replace(CONFIG, attention=AttentionConfig(documents=True, normaliser="mine:Normaliser"))
+def test_a_model_that_does_not_keep_documents_apart_is_shown_none(tokens):
     with pytest.raises(ValueError, match=r"for a model with attention\.documents"):
         born(CONFIG, 0)(tokens, documents_BT=numbers())

@@ -1,47 +1,34 @@
 """Keys and values kept: the same logits as from the whole sequence at once, for every arm."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from attention_arms import ARMS, EXACT, EXPLICIT_ROWS, GATES, SEVERAL_KEYS
+from oracles import in_pieces
 
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.attention.scores import Scores
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, ModelConfig
 
-ARMS = {
-    "plain": AttentionConfig(),
-    "headnorm": AttentionConfig("headnorm"),
-    "analytic": AttentionConfig("calibrated", calibration=CalibrationConfig("analytic", direction="attenuate")),
-    "correlated": AttentionConfig("calibrated", calibration=CalibrationConfig(correlation="estimated")),
-    "learned sink": AttentionConfig(normaliser="softmax_sink"),
-    "off by one, key and value bias": AttentionConfig(normaliser="softmax_off_by_one", kv_bias="key_value"),
-    "sigmoid": AttentionConfig(normaliser="sigmoid", sigmoid_bias="log_length"),
-    "normalised identity": AttentionConfig(normaliser="identity", normalise_rows=True),
-    "window": AttentionConfig(window=4),
-    "window, gate, norms": AttentionConfig("headnorm", window=5, gate="channel", qk_norm="width"),
-    "prefix": AttentionConfig(prefix=6),
-}
+POSITIONS = ("rope", "learned", "sinusoidal", "alibi", "t5", "none")
+#: An arm of every kind, with all positions; all others with rotary ones. A gate's activation says nothing of a cache.
+ALL_POSITIONS = ("plain", EXACT, "exact, attenuate, ρ estimated", "learned sink", "sigmoid, bias",
+                 "identity, normalised", "a window", "a prefix", "off by one, prefix, window, headnorm")  # fmt: skip
+EVERY = ARMS | EXPLICIT_ROWS | SEVERAL_KEYS | {name: gate for name, gate in GATES.items() if "silu" not in name}
+del EVERY["a prefix longer than the text"]  # it must come at once
 
 
-@pytest.mark.parametrize("positions", ["rope", "learned", "sinusoidal", "alibi", "t5", "none"])
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    ("arm", "positions"),
+    [*((arm, "rope") for arm in EVERY), *((arm, kind) for kind in POSITIONS[1:] for arm in ALL_POSITIONS)],
+)
 def test_steps_through_the_cache_give_the_logits_of_the_whole(arm, positions):
-    config = ModelConfig(
-        d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=61, max_seq_len=24, positions=positions,
-        attention=ARMS[arm],
-    )  # fmt: skip
-    model = born(config, 0).eval()
+    """The prompt at once, then one token, several, one, one."""
+    shape = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 61, "max_seq_len": 24}
+    model = born(ModelConfig(**shape, positions=positions, attention=EVERY[arm]), 0).eval()
     tokens = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        whole = model(tokens)
-        # The prompt at once, then one token, several, one, one.
-        cache, parts = KeyValueCache(config, 20), []
-        for part in tokens.split([9, 1, 8, 1, 1], dim=1):
-            assert cache.length == sum(part.shape[1] for part in parts)
-            parts.append(model(part, cache=cache))
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(in_pieces(model, tokens), model(tokens), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -1,15 +1,13 @@
 """Latent attention against DeepSeek's of transformers, and its arms against explicit matrices in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from oracles import assert_gradients, in_pieces
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-from birthmark.errors import UsageError
 from birthmark.measure.hf.hf_model import HFModel
 from birthmark.measure.measurement import measure
 from birthmark.metrics.quantity import LEVELS
@@ -80,10 +78,10 @@ TOKENS_BT = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(0
 def test_it_is_deepseeks_whole_and_in_pieces(ours):
     expected = theirs_of(ours)(TOKENS_BT).logits
     torch.testing.assert_close(ours(TOKENS_BT), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(in_pieces(ours, TOKENS_BT), expected, atol=1e-5, rtol=1e-5)
     cache = KeyValueCache(ours.config, 20)
-    parts = [ours(part, cache=cache) for part in TOKENS_BT.split([9, 1, 8, 1, 1], dim=1)]
+    ours(TOKENS_BT, cache=cache)
     assert [tuple(x.shape) for x in cache.layers[0]._held] == [(3, 1, 20, R), (3, 1, 20, P)]
-    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_it_is_measured_as_deepseeks_is(ours):
@@ -150,7 +148,7 @@ ARMS = {
 }
 
 
-def held(config, checks_gradients=True):
+def held(config):
     module = LatentAttention(config, 0).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
@@ -160,9 +158,7 @@ def held(config, checks_gradients=True):
     out, expected = module(x, RotaryPositions(config).place(T, x.device)), slow(p, x, config)
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
     upstream = torch.randn(B, T, D, generator=generator, dtype=torch.float64)
-    got, wanted = (torch.autograd.grad((y * upstream).sum(), [x, *p.values()]) for y in (out, expected))
-    for g, w in zip(got, wanted, strict=True):
-        torch.testing.assert_close(g, w, atol=1e-5, rtol=1e-5)
+    assert_gradients(out, expected, {"x": x, **p}, upstream, 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -212,44 +208,6 @@ def test_other_coordinates_of_the_residual_stream_are_the_same_function(ours, ki
     other.load_state_dict(changed.tensors)
     assert not torch.equal(other.blocks[0].attn.kv_down.weight, ours.blocks[0].attn.kv_down.weight)
     torch.testing.assert_close(other(TOKENS_BT), ours(TOKENS_BT), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"n_kv_heads": 2},
-            "model.n_kv_heads 2 with model.attention.latent: every head has keys and values of its own",
-        ),
-        ({"positions": "alibi"}, "model.attention.latent.kv_rank is set, but only model.positions rope reads it"),
-        ({"rope_fraction": 0.5}, "model.rope_fraction is set, but only model.attention.latent.kv_rank null reads it"),
-        ({"attention": {"qk_norm": "head"}}, "model.attention.qk_norm head with model.attention.latent"),
-        ({"attention": {"v_norm": "width"}}, "model.attention.v_norm width with model.attention.latent"),
-        ({"attention": {"gate": "head", "gate_at": "key"}}, "give output, query or projection"),
-        (
-            {"attention": {"gate": "head", "gate_input": "value"}},
-            "model.attention.gate_input value with model.attention",
-        ),
-        ({"latent": {"rope_width": 3}}, "model.attention.latent.rope_width is 3: rotary positions need an even number"),
-        ({"latent": {"value_width": 11}}, "model.attention.latent.value_width is 11, and keys have 10 channels"),
-        ({"latent": {"kv_rank": 0}}, "model.attention.latent.kv_rank is 0"),
-    ],
-)
-def test_what_it_excludes_is_one_line(fields, message):
-    attention = AttentionConfig(latent=replace(LATENT, **fields.get("latent", {})), **fields.get("attention", {}))
-    with pytest.raises(UsageError) as raised:
-        ModelConfig(
-            **SIZES | {k: v for k, v in fields.items() if k not in ("latent", "attention")}, attention=attention
-        )
-    assert message in str(raised.value)
-    assert "; model." not in str(raised.value)
-
-
-def test_its_widths_are_read_where_it_is_on():
-    with pytest.raises(
-        UsageError, match=r"latent\.q_rank is set, but only model\.attention\.latent\.kv_rank 1 or more"
-    ):
-        ModelConfig(attention=AttentionConfig(latent=LatentConfig(q_rank=4)))
 
 
 def test_adapters_that_need_its_maps_are_refused():

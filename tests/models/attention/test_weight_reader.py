@@ -1,11 +1,12 @@
 """Weights read as they are computed, against the same attention left alone and against the matrix in float64."""
 
-from __future__ import annotations
-
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+import attention_arms
 import pytest
 import torch
+from oracles import Seen
 
 from birthmark.models.attention import normalisers
 from birthmark.models.attention import weight_reader as reading
@@ -15,7 +16,7 @@ from birthmark.models.attention.positions import Placement
 from birthmark.models.attention.scores import ExtraKey, Scores
 from birthmark.models.attention.weight_reader import read_weights
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, ModelConfig
 
 B, H, T, D = 3, 4, 70, 24
 
@@ -44,31 +45,15 @@ class Keep:
         weights_BHRS.fill_(torch.nan)  # readers may write
 
 
-class Watch:
-    def residual(self, *args):
-        pass
-
-    def attention(self, layer, attended):
-        self.attended = attended
-
-    def neurons(self, *args):
-        pass
-
-
 ARMS = {
-    "plain": AttentionConfig(),
-    "head-wise norm": AttentionConfig("headnorm"),
-    "exact": AttentionConfig("calibrated", calibration=CalibrationConfig("exact")),
-    "off by one": AttentionConfig(normaliser="softmax_off_by_one"),
-    "sink, key and value bias": AttentionConfig(normaliser="softmax_sink", kv_bias="key_value"),
     "window": AttentionConfig(window=9),
     "prefix": AttentionConfig(prefix=40),
     "window, prefix, exact, off by one": AttentionConfig(
-        "calibrated", normaliser="softmax_off_by_one", window=5, prefix=35, calibration=CalibrationConfig("exact")
+        "calibrated", normaliser="softmax_off_by_one", window=5, prefix=35
     ),
-    "sigmoid": AttentionConfig(normaliser="sigmoid"),
+    "sink, key and value bias": AttentionConfig(normaliser="softmax_sink", kv_bias="key_value"),
     "relu, normalised, prefix": AttentionConfig(normaliser="relu", normalise_rows=True, prefix=40),
-}
+} | {name: attention_arms.ARMS[name] for name in ("plain", "headnorm", attention_arms.EXACT, "off by one", "sigmoid")}
 
 
 def attention(kind):
@@ -89,12 +74,8 @@ def place(positions):
 def passed(module, where, make=None):
     """Output and what an observer is shown, with readers that ``make`` makes."""
     x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    watch = Watch()
-    with torch.no_grad():
-        if make is None:
-            return module(x, where, watch), watch.attended
-        with read_weights(make):
-            return module(x, where, watch), watch.attended
+    with torch.no_grad(), read_weights(make) if make else nullcontext():
+        return module(x, where, seen := Seen()), seen.attended[1]
 
 
 @pytest.mark.parametrize("cached", [1, 64 * T * 2, 1 << 18])
@@ -164,7 +145,7 @@ def test_nothing_is_read_with_gradients_without_an_observer_or_outside():
         made.append(Keep(*args))
         return made[-1]
 
-    watch = Watch()
+    watch = Seen()
     with read_weights(make):
         model(tokens, observer=watch).sum().backward()
         with torch.no_grad():
@@ -172,10 +153,10 @@ def test_nothing_is_read_with_gradients_without_an_observer_or_outside():
     with torch.no_grad():
         model(tokens, observer=watch)
     assert made == []
-    assert watch.attended.weights.reader is None
+    assert watch.attended[1].weights.reader is None
     with torch.no_grad(), read_weights(make):
         model(tokens, observer=watch)
-    assert made == [watch.attended.weights.reader]
+    assert made == [watch.attended[1].weights.reader]
     with pytest.raises(KeyError), read_weights(make):
         raise KeyError
     with torch.no_grad():
