@@ -99,36 +99,19 @@ def test_other_coordinates_leave_every_logit_as_it_was(name, lively):
     assert done >= 2
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_transformers_own_model_gives_the_same_logits_after_each(name, tmp_path):
+def test_transformers_own_model_gives_the_same_logits_after_each(name, their_model, tmp_path):
     """Their class runs what was changed: from a folder of theirs into our names, changed, and back."""
-    sizes = {"vocab_size": 31, "bos_token_id": None, "eos_token_id": None}
-    torch.manual_seed(0)
-    if name == "llama":
-        theirs = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                **sizes, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-                intermediate_size=24, initializer_range=0.3,
-            )
-        )  # fmt: skip
-    else:
-        theirs = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(**sizes, n_embd=16, n_layer=2, n_head=2, n_positions=12, initializer_range=0.3)
-        )
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn(parameter.shape)
-        expected = theirs.eval()(TOKENS).logits
+    theirs = their_model(name)
+    expected = theirs(TOKENS).logits
     theirs.save_pretrained(tmp_path / "theirs")
     weights = weights_of(load_pretrained(tmp_path / "theirs"))
     for kind in FUNCTION_PRESERVING:
         fields = {"kind": kind, "share": 1.0} if kind == "flip_signs" and name == "gpt2" else {"kind": kind}
         changed = read_change(fields)(weights, 1)
         write_pretrained(changed.config, changed.tensors, tmp_path / kind)
-        with torch.no_grad():
-            found = type(theirs).from_pretrained(tmp_path / kind).eval()(TOKENS).logits
-        assert_close(found, expected, kind)
+        assert_close(type(theirs).from_pretrained(tmp_path / kind).eval()(TOKENS).logits, expected, kind)
 
 
 def test_a_permutation_permutes_and_flips_flip_the_rows_of_the_table(plain):

@@ -1,11 +1,11 @@
-"""ALiBi's slopes against the paper's own code, and to the bit against numbers of Python's."""
+"""ALiBi's slopes against the paper's own code, and to the bit against numbers of Python's; T5's buckets."""
 
 import math
 
 import pytest
 import torch
 
-from birthmark.models.attention.positions import AlibiPositions
+from birthmark.models.attention.positions import AlibiPositions, T5Positions
 from birthmark.models.config import ModelConfig
 
 
@@ -31,3 +31,17 @@ def test_alibis_slopes_are_the_papers(n_heads):
     whole = 2 ** math.floor(math.log2(n_heads))
     steps = [8 / whole * i for i in range(1, whole + 1)] + [4 / whole * i for i in range(1, 2 * (n_heads - whole), 2)]
     assert torch.equal(slopes_H, torch.tensor([2.0**-step for step in steps]))
+
+
+@pytest.mark.parametrize(("n_buckets", "longest"), [(32, 128), (8, 20), (2, 2)])
+def test_t5_buckets_are_those_of_transformers(n_buckets, longest):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    shape = {"d_model": 32, "n_heads": 4, "vocab_size": 61, "max_seq_len": 24}
+    positions = T5Positions(ModelConfig(**shape, positions="t5", t5_buckets=n_buckets, t5_max_distance=longest))
+    with torch.no_grad():
+        positions.table.weight.copy_(torch.arange(n_buckets)[:, None].expand(-1, 4))
+    bucket = T5Attention._relative_position_bucket(-torch.arange(300), False, n_buckets, longest)
+    assert torch.equal(positions.place(300, torch.device("cpu")).bias_HS, bucket.float().expand(4, -1))
+    late = positions.place(3, torch.device("cpu"), first=297)
+    assert (late.first, late.bias_HS.shape) == (297, (4, 300))

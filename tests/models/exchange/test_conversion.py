@@ -1,7 +1,5 @@
 """Configs of ``transformers`` and ours: each read as the other where they say the same, and refused where not."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -27,17 +25,9 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 PRESETS = {
-    "gpt2-124m": "gpt2",
-    "gpt2-1.5b": "gpt2",
-    "llama2-7b": "llama",
-    "llama3-8b": "llama",
-    "tinyllama-1.1b": "llama",
-    "olmo2-7b": "olmo2",
-    "pythia-1b": "gpt_neox",
-    "qwen3-0.6b": "qwen3",
-    "qwen3-8b": "qwen3",
-    "demo": "arcee",
-}
+    "gpt2-124m": "gpt2", "gpt2-1.5b": "gpt2", "llama2-7b": "llama", "llama3-8b": "llama", "tinyllama-1.1b": "llama",
+    "olmo2-7b": "olmo2", "pythia-1b": "gpt_neox", "qwen3-0.6b": "qwen3", "qwen3-8b": "qwen3", "demo": "arcee",
+}  # fmt: skip
 
 
 def preset(name):
@@ -63,36 +53,16 @@ def test_a_published_model_has_the_tensors_that_transformers_gives_it(name, fami
 
 def test_configs_as_they_were_first_published_are_our_presets():
     gpt2 = {
-        "activation_function": "gelu_new",
-        "architectures": ["GPT2LMHeadModel"],
-        "attn_pdrop": 0.1,
-        "initializer_range": 0.02,
-        "layer_norm_epsilon": 1e-05,
-        "model_type": "gpt2",
-        "n_ctx": 1024,
-        "n_embd": 768,
-        "n_head": 12,
-        "n_layer": 12,
-        "n_positions": 1024,
-        "vocab_size": 50257,
-    }
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768,
+        "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
+    }  # fmt: skip
     pythia = {
-        "hidden_act": "gelu",
-        "hidden_size": 768,
-        "initializer_range": 0.02,
-        "intermediate_size": 3072,
-        "layer_norm_eps": 1e-05,
-        "max_position_embeddings": 2048,
-        "model_type": "gpt_neox",
-        "num_attention_heads": 12,
-        "num_hidden_layers": 12,
-        "rotary_emb_base": 10000,
-        "rotary_pct": 0.25,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float16",
-        "use_parallel_residual": True,
-        "vocab_size": 50304,
-    }
+        "hidden_act": "gelu", "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 12,
+        "num_hidden_layers": 12, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
+        "torch_dtype": "float16", "use_parallel_residual": True, "vocab_size": 50304,
+    }  # fmt: skip
     for name, content in {"gpt2-124m": gpt2, "pythia-160m": pythia}.items():
         expected = preset(name)
         assert config_from_json(content) == dataclasses.replace(

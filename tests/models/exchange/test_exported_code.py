@@ -1,7 +1,5 @@
 """A model that leaves with its own code is the same function, in the hands of the library and without us."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Adapters that peft loads on the exported model: its logits are the oracle."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Checkpoints of ``transformers``: the same logits, the same bits, and nothing read or written that is not exact."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -44,6 +42,20 @@ def assert_same_logits(ours, theirs):
     expected = theirs.eval()(tokens).logits
     assert expected.std() > 0.5  # a model that says nothing compares with anything
     torch.testing.assert_close(ours(tokens), expected, atol=1e-5, rtol=1e-5)
+
+
+def assert_same_gradients(ours, theirs, folder):
+    """Our gradients, written as weights are, are read by the library under its names."""
+    tokens = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(1))
+    upstream = torch.randn(3, 20, 61, generator=torch.Generator().manual_seed(2)) / 20
+    (ours(tokens) * upstream).sum().backward()
+    (theirs(tokens).logits * upstream).sum().backward()
+    write_pretrained(ours.config, {name: parameter.grad for name, parameter in ours.named_parameters()}, folder)
+    found = dict(transformers.AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    for name, parameter in theirs.named_parameters():
+        largest = parameter.grad.abs().max().item()
+        assert largest > 0, name
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-4 * largest, rtol=1e-4, msg=name)
 
 
 def tensors_of(folder):
@@ -100,6 +112,7 @@ def test_our_model_gives_our_logits_there_and_comes_back_bit_for_bit(our_name, o
         assert_same_tensors(dict(back.tensors()), dict(ours.named_parameters()))
         assert family_of(back.config) == family_of(ours.config)
         assert load_pretrained(back).config.init == InitConfig("normal", 0.02)
+    assert_same_gradients(ours, theirs, tmp_path / "gradients")
 
 
 def test_shards_end_where_they_are_full_and_are_all_in_the_index(our_model, tmp_path):
@@ -121,29 +134,25 @@ def test_shards_end_where_they_are_full_and_are_all_in_the_index(our_model, tmp_
     assert not list((tmp_path / "many").glob("*.part"))
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "olmo2"])
-def test_a_width_that_the_heads_do_not_divide_goes_where_it_can(name, our_model, tmp_path):
-    shape = {"d_model": 36, "n_heads": 8, "n_kv_heads": 4, "head_dim": 6}
-    ours = our_model(name, **shape)
+NARROW_HEADS = {"d_model": 36, "n_heads": 8, "n_kv_heads": 4, "head_dim": 6}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        # A width that the heads do not divide goes where it can.
+        *((name, NARROW_HEADS) for name in ("qwen2", "qwen3", "olmo2")),
+        *(("llama", {"mlp": mlp}) for mlp in ("swiglu", "geglu", "reglu", "bilinear", "tanhglu", "relu2glu")),
+        *(("gpt2", {"mlp": mlp}) for mlp in ("gelu", "gelu_tanh", "relu", "silu", "tanh", "identity", "relu2")),
+    ],
+    ids=str,
+)
+def test_every_activation_of_ours_is_theirs_too_and_narrow_heads_are(name, fields, our_model, tmp_path):
+    ours = our_model(name, **fields)
     save_pretrained(ours, tmp_path / "out")
     assert_same_logits(ours, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
-    assert read_pretrained(tmp_path / "out").config.d_head == 6
-
-
-@pytest.mark.parametrize("mlp", ["swiglu", "geglu", "reglu", "bilinear", "tanhglu", "relu2glu"])
-def test_every_gate_of_ours_is_theirs_too(mlp, our_model, tmp_path):
-    ours = our_model("llama", mlp=mlp)
-    save_pretrained(ours, tmp_path / "out")
-    assert_same_logits(ours, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
-    assert read_pretrained(tmp_path / "out").config.mlp == mlp
-
-
-@pytest.mark.parametrize("mlp", ["gelu", "gelu_tanh", "relu", "silu", "tanh", "identity", "relu2"])
-def test_every_plain_activation_of_ours_is_theirs_too(mlp, our_model, tmp_path):
-    ours = our_model("gpt2", mlp=mlp)
-    save_pretrained(ours, tmp_path / "out")
-    assert_same_logits(ours, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
-    assert read_pretrained(tmp_path / "out").config.mlp == mlp
+    back = read_pretrained(tmp_path / "out").config
+    assert (back.mlp, back.d_head) == (ours.config.mlp, ours.config.d_head)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
