@@ -1,7 +1,5 @@
 """Initialisers beyond the plain normal ones: truncated normals, orthogonal matrices, parts that start at zero."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from dataclasses import replace
@@ -12,7 +10,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from torch.nn import functional as F
 
 from birthmark.models.attention.positions import Placement
@@ -95,24 +92,12 @@ def slow_truncated(seed: int, name: str, n: int, bound: float) -> np.ndarray:
     return np.array(out, dtype=np.float32)
 
 
-@pytest.mark.parametrize("bound", [0.5, 2.0])
+@pytest.mark.parametrize("bound", [0.1, 0.5, 2.0, 3.0])
 def test_truncated_normals_are_the_slow_formula(bound):
     n = BLOCK + 1000
     assert np.array_equal(
         draw(3, "x.weight", n, TruncatedNormal(0.5, bound)), slow_truncated(3, "x.weight", n, bound) * np.float32(0.5)
     )
-
-
-@pytest.mark.parametrize("bound", [0.1, 1.0, 2.0, 3.0])
-def test_truncated_normals_follow_the_truncated_distribution_and_pair_with_the_plain_ones(bound):
-    drawn, plain = (draw(0, "x", SIZE, distribution) for distribution in (TruncatedNormal(0.02, bound), Normal(0.02)))
-    assert np.abs(drawn).max() <= np.float32(0.02) * np.float32(bound)
-    assert stats.kstest(drawn / 0.02, stats.truncnorm(-bound, bound).cdf).pvalue > 1e-3
-    inside = np.abs(plain) < 0.02 * bound * (1 - 1e-6)
-    assert np.array_equal(drawn[inside], plain[inside])
-    assert (drawn[~inside] != plain[~inside]).mean() > 0.99
-    # What was drawn anew follows the same distribution.
-    assert stats.kstest(drawn[~inside] / 0.02, stats.truncnorm(-bound, bound).cdf).pvalue > 1e-3
 
 
 BORDERS = st.builds(lambda block, offset: block * BLOCK + offset, st.integers(0, 4), st.integers(-3, 17))
@@ -131,28 +116,9 @@ def test_a_slice_of_truncated_normals_is_the_slice_of_the_whole(a, b):
     assert np.array_equal(draw(3, "x", stop, distribution), whole[:stop])
 
 
-def test_a_truncated_model_pairs_with_the_plain_one():
-    truncated, plain = values(with_init(kind="truncated_normal")), values(with_init(kind="normal"))
-    for name, tensor in plain.items():
-        inside = tensor.abs() < 0.04
-        assert torch.equal(
-            truncated[name][inside] if tensor.ndim == 2 else truncated[name],
-            tensor[inside] if tensor.ndim == 2 else tensor,
-        )
-        assert tensor.ndim == 1 or truncated[name].abs().max() <= 0.04
-
-
 # Orthogonal matrices
 
 SHAPES = [(600, 450), (450, 600), (64, 64), (1, 7), (7, 1), (1, 1)]
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_or_columns_are_orthonormal(shape):
-    matrix = draw(0, "x", shape[0] * shape[1], Orthogonal(*shape)).astype(np.float64).reshape(shape)
-    short = min(shape)
-    gram = matrix @ matrix.T if shape[0] < shape[1] else matrix.T @ matrix
-    assert np.abs(gram - np.eye(short)).max() < 1e-6
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -164,17 +130,8 @@ def test_it_is_the_q_of_the_keyed_normals(shape):
     q = q * np.sign(np.diagonal(r))
     ours = draw(5, "x", n, Orthogonal(*shape)).reshape(shape)
     np.testing.assert_allclose(ours, q if shape[0] >= shape[1] else q.T, atol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)], ids=str)
-def test_matrices_are_uniform(shape):
-    """Each element of a unit vector that is uniform in n dimensions has (x + 1)/2 ~ Beta((n−1)/2, (n−1)/2)."""
-    n = max(shape)
-    matrices = np.stack([draw(seed, "x", 24 + (n == 5), Orthogonal(*shape)).reshape(shape) for seed in range(1500)])
-    expected = stats.beta((n - 1) / 2, (n - 1) / 2).cdf
-    p_values = [stats.kstest((matrices[:, i, j] + 1) / 2, expected).pvalue for i, j in np.ndindex(shape)]
-    assert min(p_values) > 1e-3 / len(p_values)
-    assert stats.kstest(matrices[:, 0, 0] ** 2, stats.beta(0.5, (n - 1) / 2).cdf).pvalue > 1e-3
+    short = (ours if shape[0] < shape[1] else ours.T).astype(np.float64)
+    np.testing.assert_allclose(short @ short.T, np.eye(len(short)), atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(600, 450), (450, 600), (3, 5)], ids=str)
@@ -209,13 +166,6 @@ def test_an_orthogonal_model_keeps_its_tables_normal():
         else:
             gram = tensor @ tensor.T if tensor.shape[0] < tensor.shape[1] else tensor.T @ tensor
             torch.testing.assert_close(gram, torch.eye(len(gram)), atol=1e-6, rtol=0)
-    # Statistics of one larger map: mean 0 and variance 1/64, and another seed gives another matrix.
-    config = ModelConfig(d_model=64, n_layers=1, d_ff=48, vocab_size=9, max_seq_len=4, init=InitConfig("orthogonal"))
-    up = [values(config, seed)["blocks.0.mlp.up.weight"] for seed in (0, 1)]
-    assert up[0].shape == (48, 64)
-    assert up[0].square().mean() == pytest.approx(1 / 64, rel=1e-5)
-    assert abs(up[0].mean()) < 5 / 64 / 48**0.5
-    assert (up[0] * up[1]).sum(1).abs().max() < 5 / 8
 
 
 # Parts that start at zero

@@ -4,15 +4,13 @@ Values on CUDA's operators are held by their formulas in ``test_attention.py`` (
 ones are handed: fake tensors check schemas, shapes and strides.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 import torch
+from oracles import Operators
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from birthmark.errors import UsageError
@@ -56,31 +54,23 @@ def build(name, width, dtype, device="cpu", length=600):
     return module, x, POSITIONS[positions](config).place(length, torch.device(device))
 
 
-class Made(TorchDispatchMode):
-    """Names of the operators that run, and the shapes of all that they make."""
-
-    def __init__(self):
-        super().__init__()
-        self.names, self.shapes = set(), set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        self.names.add(function.name().partition(".")[0].removeprefix("aten::"))
-        self.shapes |= {tuple(x.shape) for x in tree_iter(found) if isinstance(x, torch.Tensor)}
-        return found
-
-
 @pytest.mark.parametrize("name", ARMS)
 @pytest.mark.parametrize(("width", "dtype"), [(64, torch.bfloat16), (72, torch.bfloat16), (128, torch.float32)])
 def test_every_arm_runs_fused_on_cuda_forward_and_backward(name, width, dtype):
     length, kind = 600, ARMS[name]
-    with FakeTensorMode(), as_on("cuda"), Made() as made:
+    names, shapes = set(), set()
+
+    def note(function, args, found):
+        names.add(function.name().partition(".")[0].removeprefix("aten::"))
+        shapes.update(tuple(x.shape) for x in tree_iter(found) if isinstance(x, torch.Tensor))
+
+    with FakeTensorMode(), as_on("cuda"), Operators(note):
         module, x, place = build(name, width, dtype)
         out = module(x, place)
         out.sum().backward()
         assert out.shape == x.shape
         assert all(p.grad.shape == p.shape for p in (x, *module.parameters()))
-    assert not any(len(shape) > 1 and min(shape[-2:]) >= length for shape in made.shapes)
+    assert not any(len(shape) > 1 and min(shape[-2:]) >= length for shape in shapes)
     flash = dtype == torch.bfloat16
     one_window = flash and kind.window is not None
     stem = {True: "_flash_attention", False: "_scaled_dot_product_flash_attention"}[one_window]
@@ -89,7 +79,7 @@ def test_every_arm_runs_fused_on_cuda_forward_and_backward(name, width, dtype):
     expected = expected if flash else {efficient, efficient + "_backward"}
     if name.startswith("joint"):
         expected = {"birthmark::causal_walk", "birthmark::causal_walk_backward"}
-    assert {n for n in made.names if "attention" in n or "::causal" in n} == expected
+    assert {n for n in names if "attention" in n or "::causal" in n} == expected
 
 
 @pytest.mark.parametrize("row", backends.BACKENDS["cuda"], ids=lambda row: row.name)
