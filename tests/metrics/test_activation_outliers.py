@@ -1,7 +1,5 @@
 """Outliers against the evaluation that was published with arXiv 2306.12929, and scipy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats

@@ -1,7 +1,5 @@
 """Contraction against the mean over explicit pairs (definitions §3)."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np
@@ -48,51 +46,20 @@ SHAPES = st.tuples(st.integers(2, 7), st.integers(2, 9), st.integers(1, 12))
 
 
 @settings(max_examples=40, deadline=None)
-@given(SHAPES, st.integers(0, 99))
-def test_both_are_the_mean_cosine_of_explicit_pairs(shape, seed):
-    h = hidden(*shape, seed=seed, dtype=torch.float32)
+@given(SHAPES, st.integers(0, 99), st.booleans())
+def test_both_are_the_mean_cosine_of_explicit_pairs(shape, seed, wide):
+    h = hidden(*shape, seed=seed, dtype=torch.float64 if wide else torch.float32)
     # Float32 inside a batch: a rounding is 6e-8, and with two vectors a pair is the difference of two sums.
-    np.testing.assert_allclose(measured(h), explicit(h), atol=2e-6)
+    np.testing.assert_allclose(measured(h), explicit(h), atol=1e-12 if wide else 2e-6)
 
 
-@settings(max_examples=20, deadline=None)
-@given(SHAPES, st.integers(0, 99))
-def test_float64_hidden_states_are_measured_in_float64(shape, seed):
-    h = hidden(*shape, seed=seed)
-    np.testing.assert_allclose(measured(h), explicit(h), atol=1e-12)
-
-
-def test_bf16_hidden_states_lose_nothing_beyond_their_own_rounding():
-    h = hidden(16, 20, 64, dtype=torch.bfloat16)
-    np.testing.assert_allclose(measured(h), explicit(h), atol=1e-6)
-
-
-def test_autocast_around_the_measurement_changes_nothing():
-    h = hidden(16, 20, 64, dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hidden_states_of_less_precision_lose_nothing_beyond_their_own_rounding(dtype, autocast):
+    h = hidden(16, 20, 64, dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         result = measured(h)
     np.testing.assert_allclose(result, explicit(h), atol=1e-6)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 12), max_size=4), st.integers(0, 9))
-def test_the_split_of_the_probe_into_batches_does_not_matter(splits, seed):
-    h = hidden(12, 7, 10, seed=seed)
-    # Sequences add up in float64; their own sums do not know of the others.
-    np.testing.assert_allclose(measured(h, sorted(splits)), measured(h), rtol=1e-12)
-
-
-def test_merged_states_are_one_probe():
-    h = hidden(9, 6, 8)
-    first, second = Contraction(2, 8), Contraction(2, 8)
-    for place in (0, 1):
-        first.update(place, h[:4] + place)
-        second.update(place, h[4:] + place)
-    first.merge_state(second)
-    for place in (0, 1):
-        np.testing.assert_allclose(
-            [x[place] for x in first.compute()], measured(h + place, n_places=2, place=place), rtol=1e-12
-        )
 
 
 def test_places_do_not_mix():
@@ -104,14 +71,6 @@ def test_places_do_not_mix():
         np.testing.assert_allclose([x[place] for x in metric.compute()], explicit(h), atol=2e-6)
 
 
-def test_only_the_last_position_counts_across_sequences():
-    h = hidden(5, 6, 8)
-    changed = h.clone()
-    changed[:, :-1] = hidden(5, 5, 8, seed=1)
-    assert measured(h)[0] == pytest.approx(measured(changed)[0], abs=1e-12)
-    assert abs(measured(h)[1] - measured(changed)[1]) > 1e-3
-
-
 def test_hidden_states_of_one_direction_have_contracted_fully():
     h = hidden(1, 1, 32).expand(8, 5, 32) * torch.logspace(-3, 3, 5, dtype=torch.float64)[:, None]
     np.testing.assert_allclose(measured(h), (1.0, 1.0), atol=1e-6)
@@ -119,7 +78,7 @@ def test_hidden_states_of_one_direction_have_contracted_fully():
     np.testing.assert_allclose(measured(alternating), (-1 / 7, 1.0), atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_fewer_than_two_vectors_have_no_pair(seed):
     """A unit vector's squared length is 1 only up to rounding: 1e-8 over 0 pairs must not become infinite."""
     for dtype in (torch.float32, torch.float64):

@@ -1,7 +1,5 @@
 """Dominance, massive activations and effective rank against all hidden states at once (definitions §7)."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np
@@ -106,26 +104,6 @@ def test_a_massive_channel_does_not_drown_the_other_directions():
 def test_the_rank_does_not_depend_on_the_blocks(monkeypatch, rows):
     monkeypatch.setattr(dominance, "_MOMENT_ROWS", rows)
     np.testing.assert_allclose(measured([hidden()])[2].singular_values[0], explicit(hidden())[2][1], rtol=1e-9)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 8), max_size=4))
-def test_the_split_of_the_probe_into_batches_does_not_matter(splits):
-    places = [hidden(seed=i) for i in range(2)]
-    for result, whole in zip(measured(places, sorted(splits)), measured(places), strict=True):
-        for value, wanted in zip(result, whole, strict=True):
-            np.testing.assert_allclose(value, wanted, rtol=1e-9)
-
-
-def test_merged_states_are_one_probe():
-    h = hidden()
-    first, second = metrics(1, 6, 10), metrics(1, 6, 10)
-    for a, b, whole in zip(first, second, measured([h]), strict=True):
-        a.update(0, h[:3])
-        b.update(0, h[3:])
-        a.merge_state(b)
-        for value, wanted in zip(a.compute(), whole, strict=True):
-            np.testing.assert_allclose(value, wanted, rtol=1e-9)
 
 
 def test_dominance_runs_from_one_to_the_width():

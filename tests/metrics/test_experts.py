@@ -1,7 +1,5 @@
 """Shares of experts by position, against counting by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,10 +1,9 @@
 """Sink anatomy against slow formulas on whole matrices of attention, and sinks that were planted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+from oracles import Rows, Seen
 
 from birthmark.measure.measurement import measure
 from birthmark.measure.summary import secondary_sinks
@@ -30,20 +29,6 @@ def sizes(n_layers=1, n_heads=2, seq_len=T):
     return Sizes(n_layers, n_heads, 16, 8, 32, V, seq_len)
 
 
-class Keep:
-    """What one pass shows, and the scores of a plain product of queries and keys."""
-
-    def __init__(self):
-        self.seen = {}
-
-    def residual(self, *_): ...
-    def neurons(self, *_): ...
-    def attention(self, layer, attended):
-        k, v = (x.double().numpy() for x in (attended.k_BHTK, attended.v_BHTK))
-        scores = attended.q_BHTK.double().numpy() @ k.swapaxes(-1, -2) * k.shape[-1] ** -0.5
-        self.seen[layer] = k, v, scores, attended.weights.rows(0, T).double().numpy()
-
-
 @pytest.fixture(scope="module", params=ARMS)
 def arm(request):
     """A model whose heads differ, and all its keys, values, scores and weights."""
@@ -52,8 +37,12 @@ def arm(request):
     with torch.no_grad():
         for p in model.parameters():
             p += 0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
-        model.eval()(TOKENS, observer=(keep := Keep()))
-    return attention, model, keep.seen
+        model.eval()(TOKENS, observer=(shown := Seen()))
+    seen = {}
+    for layer, attended in shown.attended.items():
+        q, k, v = (x.double().numpy() for x in (attended.q_BHTK, attended.k_BHTK, attended.v_BHTK))
+        seen[layer] = k, v, q @ k.swapaxes(-1, -2) * 8**-0.5, attended.weights.rows(0, T).double().numpy()
+    return attention, model, seen
 
 
 @pytest.mark.parametrize("batch_size", [2, N])
@@ -117,17 +106,6 @@ def test_entropy_of_some_queries_from_blocks_of_lent_memory(length, n_rows):
     assert summer.sums().largest_BH is None  # nobody has shown scores
 
 
-class Matrix:
-    def __init__(self, weights_BHTT):
-        self.weights = weights_BHTT
-
-    def rows(self, start, stop):
-        return self.weights[:, :, start:stop].clone()
-
-    def row_sum(self):
-        return None
-
-
 def test_a_planted_secondary_sink_is_found_every_time():
     """One head of one sequence gives most of its weight to a key in the middle; the first key is a sink of all."""
     rng, length, judged = np.random.default_rng(0), 40, n_judged_keys(40)
@@ -143,7 +121,7 @@ def test_a_planted_secondary_sink_is_found_every_time():
         tokens = torch.randint(0, V, (4, length), generator=generator)
         metric = SequenceSinks(sizes(seq_len=length))
         for part in (slice(0, 1), slice(1, 4)):
-            metric.update(0, key_sums(Matrix(weights[part]), length).importance_2BHT[1], tokens[part])
+            metric.update(0, key_sums(Rows(weights[part]), length).importance_2BHT[1], tokens[part])
         result = metric.compute()
         first = {name: result[f"secondary_sink_{name}"][0, 0] for name in ("position", "token", "heads")}
         found += first == {"position": position, "token": int(tokens[sequence, position]), "heads": 1}

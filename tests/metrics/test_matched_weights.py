@@ -1,7 +1,5 @@
 """Alignments and pairings of the null ``matched``: against enumeration, loops, scipy, and planted changes."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

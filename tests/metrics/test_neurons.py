@@ -1,7 +1,5 @@
 """Super neurons against means over all activations at once (definitions §7)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -41,24 +39,6 @@ def test_it_is_the_mean_over_all_activations_at_once(shape, seed, dtype):
     for value, expected in zip(result, explicit(layers), strict=True):
         assert value.dtype == np.float64
         np.testing.assert_allclose(value, expected, rtol=1e-6)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 8), max_size=3))
-def test_the_split_of_the_probe_into_batches_does_not_matter(splits):
-    layers = [activations(seed=i) for i in range(2)]
-    for value, whole in zip(measured(layers, sorted(splits)), measured(layers), strict=True):
-        np.testing.assert_allclose(value, whole, rtol=1e-12)
-
-
-def test_merged_states_are_one_probe():
-    a = activations()
-    first, second = SuperNeurons(1, 10), SuperNeurons(1, 10)
-    first.update(0, a[:3])
-    second.update(0, a[3:])
-    first.merge_state(second)
-    for value, whole in zip(first.compute(), measured([a]), strict=True):
-        np.testing.assert_allclose(value, whole, rtol=1e-12)
 
 
 def test_a_single_position_has_no_others():

@@ -1,7 +1,5 @@
 """Token preference against float64 softmax, scipy and brute force (definitions §4)."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations
 
@@ -41,19 +39,16 @@ def measured(logits_NV, splits=()):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 20), st.integers(2, 60), st.integers(0, 99), st.sampled_from([0.1, 3.0, 300.0]))
-def test_both_vectors_are_the_means_of_explicit_distributions(n, v, seed, spread):
-    x = logits(n, v, seed, torch.float32, spread)
+@given(
+    st.integers(1, 20), st.integers(2, 60), st.integers(0, 99), st.sampled_from([0.1, 3.0, 300.0]), st.booleans()
+)  # fmt: skip
+def test_both_vectors_are_the_means_of_explicit_distributions(n, v, seed, spread, wide):
+    x = logits(n, v, seed, torch.float64 if wide else torch.float32, spread)
     p, w = measured(x)
     expected_p, expected_w = explicit(x)
     # One float32 softmax: exponents of up to spread carry a relative rounding of 6e-8 each.
-    np.testing.assert_allclose(p, expected_p, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(p, expected_p, rtol=1e-12 if wide else 1e-5, atol=1e-12)
     np.testing.assert_allclose(w, expected_w, rtol=1e-12)
-
-
-def test_float64_logits_are_measured_in_float64():
-    x = logits(50, 300)
-    np.testing.assert_allclose(measured(x).mean_prob, explicit(x)[0], rtol=1e-12)
 
 
 def test_bf16_logits_are_measured_in_float32():
@@ -90,24 +85,6 @@ def test_a_uniform_output_prefers_nothing(v):
     assert preference_ratio(p) == pytest.approx(1)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 12), max_size=4), st.integers(0, 9))
-def test_the_split_of_the_probe_into_batches_does_not_matter(splits, seed):
-    x = logits(12, 30, seed, torch.float32)
-    for part, whole in zip(measured(x, sorted(splits)), measured(x), strict=True):
-        np.testing.assert_allclose(part, whole, rtol=1e-12)
-
-
-def test_merged_states_are_one_probe():
-    x = logits(12, 30, dtype=torch.float32)
-    metrics = [TokenPreference(30) for _ in range(2)]
-    metrics[0].update(x[:5])
-    metrics[1].update(x[5:])
-    metrics[0].merge_state(metrics[1])
-    for merged, whole in zip(metrics[0].compute(), measured(x), strict=True):
-        np.testing.assert_allclose(merged, whole, rtol=1e-12)
-
-
 def test_many_small_batches_do_not_lose_what_one_of_them_adds():
     """2^25 in float32 would swallow the next 1."""
     metric = TokenPreference(2)
@@ -130,18 +107,8 @@ def test_ratio_divergence_and_entropy_equal_scipy(counts):
     assert preference_ratio(p) == pytest.approx(n * max(counts) / sum(counts))
     assert kl_to_uniform(p) == pytest.approx(stats.entropy(p, np.full(n, 1 / n)), abs=1e-12)
     assert normalised_entropy(p) == pytest.approx(stats.entropy(p, base=n), abs=1e-12)
-
-
-def test_extremes_of_preference():
-    uniform, single = np.full(64, 1 / 64), np.eye(64)[7]
-    assert preference_ratio(uniform) == pytest.approx(1)
-    assert preference_ratio(single) == pytest.approx(64)
-    assert kl_to_uniform(uniform) == pytest.approx(0, abs=1e-14)
-    assert kl_to_uniform(single) == pytest.approx(np.log(64))
-    assert normalised_entropy(uniform) == pytest.approx(1)
-    assert normalised_entropy(single) == 0
-    assert coverage(single) == 1 / 64
-    assert coverage(uniform) == 52 / 64  # the least count of at least .8 · 64 = 51.2
+    single = np.eye(n)[n // 2]
+    assert (normalised_entropy(single), coverage(single)) == (0, 1 / n)
 
 
 @settings(max_examples=80, deadline=None)

@@ -1,9 +1,6 @@
 """QK lock against cosines and dot products of all queries and keys at once (definitions §7)."""
 
-from __future__ import annotations
-
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,41 +52,6 @@ def test_every_quantity_is_that_of_all_queries_at_once(shape, seed, dtype):
     for layer, (q, k) in enumerate(layers):
         for value, expected in zip(result, explicit(q, k), strict=True):
             np.testing.assert_allclose(value[layer], expected, atol=1e-9 if dtype == torch.float64 else 1e-4)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 8), max_size=3))
-def test_the_split_of_the_probe_into_batches_does_not_matter(splits):
-    layers = [pair(seed=i) for i in range(2)]
-    for value, whole in zip(measured(layers, sorted(splits)), measured(layers), strict=True):
-        np.testing.assert_allclose(value, whole, atol=1e-12)
-
-
-def test_merged_states_are_one_probe():
-    q, k = pair()
-    first, second = QKLock(1, 2, 4), QKLock(1, 2, 4)
-    first.update(0, q[:3], k[:3])
-    second.update(0, q[3:], k[3:])
-    first.merge_state(second)
-    for value, whole in zip(first.compute(), measured([(q, k)]), strict=True):
-        np.testing.assert_allclose(value, whole, atol=1e-12)
-
-
-@pytest.mark.parametrize(("side", "positive"), [(1, 1), (-1, 0)])
-def test_a_head_that_is_locked(side, positive):
-    """All queries lie near one direction, and so does every first key, on one side or the other."""
-    rng = np.random.default_rng(0)
-    u = np.array([3.0, 0, 4, 0]) / 5
-    q = torch.from_numpy(5 * u + 0.01 * rng.normal(size=(6, 1, 7, 4)))
-    result = measured([(q, torch.from_numpy(side * 0.2 * u + 0 * rng.normal(size=(6, 1, 7, 4))))])
-    assert result.cosine[0, 0] == pytest.approx(1, abs=1e-4)
-    assert result.signed[0, 0] == pytest.approx(side, abs=1e-4)
-    assert result.positive[0, 0] == positive
-
-
-def test_directions_without_relation_have_the_chance_level():
-    q, k = pair(n=4000, h=1, length=2, k=16)
-    assert measured([(q, k)]).cosine[0, 0] == pytest.approx(1 / 4, rel=0.05)
 
 
 def test_keys_of_zeros_attract_nothing():

@@ -1,7 +1,5 @@
 """Likeness of rankings against slow definitions and scipy (definitions §4)."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 
@@ -57,13 +55,6 @@ def test_a_constant_side_has_no_correlation():
         assert math.isnan(measure(constant, constant))
 
 
-def test_correlations_of_the_same_and_the_opposite_ranking():
-    p = np.random.default_rng(0).random(1000)
-    for measure in (spearman, kendall_tau):
-        assert measure(p, np.exp(9 * p)) == pytest.approx(1)  # ranks alone count
-        assert measure(p, -p) == pytest.approx(-1)
-
-
 @settings(max_examples=60, deadline=None)
 @given(VECTORS, st.integers(1, 20))
 def test_overlap_is_the_share_of_common_tokens_at_the_top(pair, k):
@@ -97,11 +88,6 @@ def test_rank_biased_overlap_is_the_sum_of_its_definition(pair, persistence):
     assert rank_biased_overlap(p, p, persistence) == pytest.approx(1)
 
 
-def test_rank_biased_overlap_of_a_known_case():
-    """abc against bac by hand: A = 0, 1, 1, so (1−p)(p + p²) + p³ = p."""
-    assert rank_biased_overlap(np.array([3.0, 2, 1]), np.array([2.0, 3, 1]), 0.9) == pytest.approx(0.9)
-
-
 def test_rank_biased_overlap_looks_at_the_top():
     p = np.arange(1000.0)[::-1].copy()
     top, bottom = p.copy(), p.copy()
@@ -110,19 +96,6 @@ def test_rank_biased_overlap_looks_at_the_top():
     assert rank_biased_overlap(p, top) < 0.8
     # The default: half of the weight of all ranks lies on the first few dozen.
     assert rank_biased_overlap(p, top) == pytest.approx(slow_rbo(p, top, 0.98, depth=3000), abs=1e-9)
-
-
-def test_likeness_of_unrelated_rankings_is_that_of_chance():
-    rng = np.random.default_rng(0)
-    p, q = rng.random((2, 5000))
-    assert abs(spearman(p, q)) < 5 / np.sqrt(5000)
-    assert spearman(p, q) == pytest.approx(np.corrcoef(stats.rankdata(p), stats.rankdata(q))[0, 1], abs=1e-12)
-    assert abs(top_overlap(p, q, 1000) - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 1000)
-    assert rank_biased_overlap(p, q) < 0.05
-
-
-def test_numbers_that_are_equal_keep_the_order_of_their_ids():
-    assert ranking(np.array([0.5, 0.25, 0.5, 0.25])).tolist() == [0, 2, 1, 3]
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,10 +1,9 @@
 """Released forms against the authors' formulas on whole tensors, in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+from oracles import Seen
 from scipy import stats
 
 from birthmark.measure.measurement import measure
@@ -16,24 +15,6 @@ from birthmark.models.config import ModelConfig
 
 NAME = "birthmark.metrics.released_forms:ReleasedForms"
 N, V, L = 5, 40, 2
-
-
-class Keep:
-    """What enters the output projection, the states, and whole matrices of attention."""
-
-    def __init__(self):
-        self.out, self.states, self.weights = [], [], []
-
-    def residual(self, site, _, h_BTD):
-        if site != "attention":
-            self.states.append(h_BTD.double().numpy().copy())
-
-    def neurons(self, *_): ...
-
-    def attention(self, _, attended):
-        n_positions = attended.out_BHTK.shape[2]
-        self.out.append(attended.out_BHTK.double().numpy().transpose(0, 2, 1, 3).reshape(N, n_positions, -1))
-        self.weights.append(attended.weights.rows(0, n_positions).double().numpy())
 
 
 def slow_rank(h_TD):
@@ -54,14 +35,18 @@ def test_released_forms_are_those_of_whole_tensors(attention, n_positions, batch
     with torch.no_grad():
         for p in model.parameters():
             p += 0.3 * torch.randn(p.shape, generator=generator)
-        model.eval()(tokens, observer=(keep := Keep()))
+        model.eval()(tokens, observer=(seen := Seen()))
     found = measure(model, tokens.numpy(), batch_size=batch_size, metrics=[NAME])
     plain = measure(model, tokens.numpy(), batch_size=batch_size)
 
-    spread_channels = np.stack([out.std(-1, ddof=1).mean(0) for out in keep.out])
-    spread_sequences = np.stack([out.std(0, ddof=1).mean(-1) for out in keep.out])
-    ranks = [np.mean([slow_rank(h[:128]) for h in states]) for states in keep.states]
-    sink = np.stack([weights[..., 0].mean((0, 2)) for weights in keep.weights])
+    # What enters the output projection, the states behind whole blocks, and whole matrices of attention.
+    entered = [a.out_BHTK.double().transpose(1, 2).flatten(2).numpy() for a in seen.attended.values()]
+    states = [h_BTD.double().numpy() for (site, _), h_BTD in seen.residuals.items() if site != "attention"]
+    matrices = [a.weights.rows(0, n_positions).double().numpy() for a in seen.attended.values()]
+    spread_channels = np.stack([out.std(-1, ddof=1).mean(0) for out in entered])
+    spread_sequences = np.stack([out.std(0, ddof=1).mean(-1) for out in entered])
+    ranks = [np.mean([slow_rank(h[:128]) for h in of_place]) for of_place in states]
+    sink = np.stack([weights[..., 0].mean((0, 2)) for weights in matrices])
     arrays = found.arrays
     np.testing.assert_allclose(arrays["released_spread_channels"], spread_channels, rtol=1e-4)
     np.testing.assert_allclose(arrays["released_spread_sequences"], spread_sequences, rtol=1e-4)

@@ -1,7 +1,5 @@
 """The lineage statistic and its nulls: against scipy, against enumeration, and on strangers."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import get_args

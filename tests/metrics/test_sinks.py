@@ -1,12 +1,11 @@
 """Attention sinks against the explicit matrix of weights (definitions §5)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import Rows, Seen
 
 from birthmark.data.packing import DocumentBorders
 from birthmark.measure.measurement import measure
@@ -17,7 +16,6 @@ from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.attention.document_mask import Documents
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.models.observe import Attended
 
 
 def make(shape, seed=0, dtype=torch.float64, pull=2.0):
@@ -48,25 +46,11 @@ def explicit_importance(a):
     return np.stack([a[:, :, j:, j].mean(-1) for j in range(a.shape[-1])], axis=-1)
 
 
-class Matrix:
-    """The weights ``[B, H, T, T]`` of a layer as a metric is given them."""
-
-    def __init__(self, a, sums=False):
-        self.a = torch.as_tensor(a)
-        self.sums = self.a.abs().sum(-1) if sums else None
-
-    def rows(self, start, stop):
-        return self.a[:, :, start:stop].clone()
-
-    def row_sum(self):
-        return self.sums
-
-
 def measured(layers, seq_len, scale, splits=(), epsilon=0.3):
     metric = AttentionSinks(len(layers), layers[0][0].shape[1], seq_len, epsilon)
     for layer, (q, k) in enumerate(layers):
         for part in torch.tensor_split(torch.from_numpy(weights(q, k, scale)[0]), list(splits)):
-            metric.update(layer, Matrix(part))
+            metric.update(layer, Rows(part))
     return metric.compute()
 
 
@@ -81,20 +65,14 @@ def explicit(layers, scale, epsilon=0.3):
     return np.stack(mass), np.stack(importance), np.stack(rate)
 
 
-@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 63, 64, 65, 257])
-def test_importance_of_every_key_around_the_block(length):
+@pytest.mark.parametrize("block", [None, 1, 2, 3, 7, 8, 100])
+@pytest.mark.parametrize("length", [1, 2, 6, 7, 8, 9, 31, 32, 33, 64, 65, 129])
+def test_importance_of_every_key_does_not_depend_on_the_block(monkeypatch, block, length):
+    monkeypatch.setattr(sinks, "_QUERY_BLOCK", block or sinks._QUERY_BLOCK)
     a, _ = weights(*make((1, 2, length, 8), seed=length), 0.4)
-    sums = key_sums(Matrix(a), length)
+    sums = key_sums(Rows(a), length)
     assert sums.importance_2BHT.dtype == torch.float64
     np.testing.assert_allclose(sums.importance_2BHT, np.stack([explicit_importance(a)] * 2), rtol=1e-11)
-
-
-@pytest.mark.parametrize("block", [1, 2, 3, 7, 8, 100])
-def test_importance_does_not_depend_on_the_block(monkeypatch, block):
-    monkeypatch.setattr(sinks, "_QUERY_BLOCK", block)
-    for length in (1, 6, 7, 8, 9, 14):
-        a, _ = weights(*make((2, 2, length, 4), seed=length), 0.5)
-        np.testing.assert_allclose(key_sums(Matrix(a), length).importance_2BHT[0], explicit_importance(a), rtol=1e-11)
 
 
 @pytest.mark.parametrize(("rows_sum_to_one", "causal"), [(True, True), (True, False), (False, True), (False, False)])
@@ -121,7 +99,7 @@ def test_weights_whose_rows_sum_to_one_are_kept_once():
     a = torch.from_numpy(weights(*make((3, 2, 9, 8)), 0.4)[0])
     once, twice = AttentionSinks(1, 2, 9, 0.2, (0.1,), rows_sum_to_one=True), AttentionSinks(1, 2, 9, 0.2, (0.1,))
     for metric in (once, twice):
-        metric.update(0, Matrix(a, sums=True))
+        metric.update(0, Rows(a, sums=True))
     assert 2 * once.sink_count.numel() == twice.sink_count.numel()
     for name, value in twice.compute()._asdict().items():
         np.testing.assert_allclose(getattr(once.compute(), name), value, rtol=1e-11, err_msg=name)
@@ -134,7 +112,7 @@ def test_rows_that_do_not_sum_to_one_are_given_raw_and_normalised(monkeypatch, b
     a = np.tril(np.random.default_rng(0).normal(size=(5, 2, 9, 9)))
     a[0, 0, 4] = 0
     metric = AttentionSinks(1, 2, 9, 0.2)
-    metric.update(0, Matrix(a, sums=True))
+    metric.update(0, Rows(a, sums=True))
     result = metric.compute()
     total = np.abs(a).sum(-1, keepdims=True)
     shares = np.divide(np.abs(a), total, out=np.zeros_like(a), where=total > 0)
@@ -149,7 +127,7 @@ def test_rows_that_do_not_sum_to_one_are_given_raw_and_normalised(monkeypatch, b
 def test_queries_before_the_key_do_not_count_where_a_prefix_sees_both_ways():
     a = np.tril(np.random.default_rng(0).random((2, 1, 40, 40)))
     a[..., :35, :35] = np.random.default_rng(1).random((2, 1, 35, 35))
-    np.testing.assert_allclose(key_sums(Matrix(a), 40).importance_2BHT[0], explicit_importance(a))
+    np.testing.assert_allclose(key_sums(Rows(a), 40).importance_2BHT[0], explicit_importance(a))
 
 
 @settings(max_examples=30, deadline=None)
@@ -163,6 +141,8 @@ def test_every_quantity_is_that_of_the_explicit_matrix(n_layers, n, n_heads, len
     mass, importance, rate = explicit(layers, 0.7, epsilon)
     assert result.mass.shape == result.position.shape == (n_layers, n_heads)
     assert result.importance.shape == result.rate.shape == (n_layers, n_heads, length)
+    assert result.position.dtype == np.int64
+    assert {result.mass.dtype, result.importance.dtype, result.rate.dtype} == {np.dtype(np.float64)}
     np.testing.assert_allclose(result.mass, mass, rtol=1e-11)
     np.testing.assert_allclose(result.importance, importance, rtol=1e-11)
     np.testing.assert_allclose(result.rate, rate, rtol=1e-11)
@@ -174,12 +154,12 @@ def test_rates_at_further_epsilons_are_those_of_metrics_with_that_epsilon():
     a = np.tril(np.random.default_rng(0).random((5, 2, 9, 9)))
     grid = (0.05, 0.2, 0.4)
     metric = AttentionSinks(1, 2, 9, 0.3, grid)
-    metric.update(0, key_sums(Matrix(a, sums=True), 9))
+    metric.update(0, key_sums(Rows(a, sums=True), 9))
     result = metric.compute()
     assert result.rate_grid.shape == result.rate_grid_normalised.shape == (3, 1, 2, 9)
     for i, epsilon in enumerate((0.3, *grid)):
         alone = AttentionSinks(1, 2, 9, epsilon)
-        alone.update(0, Matrix(a, sums=True))
+        alone.update(0, Rows(a, sums=True))
         for suffix in ("", "_normalised"):
             found = getattr(result, f"rate_grid{suffix}")[i - 1] if i else getattr(result, f"rate{suffix}")
             assert np.array_equal(found, getattr(alone.compute(), f"rate{suffix}"))
@@ -192,70 +172,13 @@ def test_squares_are_of_all_that_a_query_sees(monkeypatch, block):
     a = np.tril(np.random.default_rng(0).normal(size=(2, 2, 9, 9)))
     a[..., :5, :5] = np.random.default_rng(1).random((2, 2, 5, 5))  # a prefix that sees both ways
 
-    class Prefix(Matrix):
+    class Prefix(Rows):
         def rows(self, start, stop):
-            return self.a[:, :, start:stop, : max(stop, 5)].clone()
+            return self.weights[:, :, start:stop, : max(stop, 5)].clone()
 
     raw, shares = key_sums(Prefix(a, sums=True), 9).squares_2BHT
     np.testing.assert_allclose(raw, (a**2).sum(-1))
     np.testing.assert_allclose(shares, (a**2).sum(-1) / np.abs(a).sum(-1) ** 2)
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_one_layer_of_one_head_keeps_its_axes(n):
-    result = measured([make((n, 1, 5, 4))], 5, 0.5)
-    assert result.mass.shape == result.position.shape == (1, 1)
-    assert result.importance.shape == result.rate.shape == (1, 1, 5)
-    assert result.position.dtype == np.int64
-    assert {result.mass.dtype, result.importance.dtype, result.rate.dtype} == {np.dtype(np.float64)}
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 8), max_size=3), st.integers(0, 9))
-def test_the_split_of_the_probe_into_batches_does_not_matter(splits, seed):
-    layers = [make((8, 2, 10, 4), seed=seed + 100 * i) for i in range(2)]
-    part, whole = measured(layers, 10, 0.5, sorted(splits)), measured(layers, 10, 0.5)
-    for name in ("mass", "importance", "rate", "position"):
-        np.testing.assert_allclose(getattr(part, name), getattr(whole, name), rtol=1e-12)
-
-
-def test_merged_states_are_one_probe():
-    q, k = make((7, 2, 10, 4))
-    a = weights(q, k, 0.5)[0]
-    metrics = [AttentionSinks(1, 2, 10) for _ in range(2)]
-    metrics[0].update(0, Matrix(a[:3]))
-    metrics[1].update(0, Matrix(a[3:]))
-    metrics[0].merge_state(metrics[1])
-    merged, whole = metrics[0].compute(), measured([(q, k)], 10, 0.5)
-    for name in ("mass", "importance", "rate", "position"):
-        np.testing.assert_allclose(getattr(merged, name), getattr(whole, name), rtol=1e-12)
-
-
-def test_uniform_attention_has_the_uniform_mass():
-    q, k = torch.zeros(2, 1, 64, 8), torch.randn(2, 1, 64, 8, generator=torch.Generator().manual_seed(0))
-    result = measured([(q, k)], 64, 0.3)
-    assert result.mass.item() == pytest.approx(result.uniform, rel=1e-6)
-    # Key j is seen by the queries t ≥ j, with 1/(t+1) each; the last key by the last query alone.
-    expected = [np.mean([1 / (t + 1) for t in range(j, 64)]) for j in range(64)]
-    np.testing.assert_allclose(result.importance[0, 0], expected, rtol=1e-5)
-    assert (result.rate == 0).all()
-    assert result.position.item() == 0
-
-
-@pytest.mark.parametrize("place", [0, 3, 30])
-def test_a_sink_is_seen_where_it_is(place):
-    """Half of the sequences have one: every query gives it nearly all of its weight."""
-    q, k = torch.ones(4, 1, 64, 8), torch.zeros(4, 1, 64, 8)
-    k[:2, :, place] = 2.0
-    result = measured([(q, k)], 64, 1.0)
-    assert result.position.item() == place
-    assert result.rate[0, 0, place] == 50
-    assert np.delete(result.rate[0, 0], [place, 63]).max() == 0
-    assert result.importance[0, 0, place] > 0.5
-    if place == 0:
-        assert result.mass.item() > 0.5
-    else:
-        assert result.mass.item() < 0.2
 
 
 def test_the_certain_weight_of_the_first_token_on_itself_is_no_sink():
@@ -303,19 +226,9 @@ def test_sinks_of_documents_are_those_of_all_weights(apart, normaliser, batch_si
     config = ModelConfig(d_model=24, n_layers=2, n_heads=2, vocab_size=31, max_seq_len=16, attention=attention)
     model = born(config, 0).eval()
     tokens = torch.randint(0, 31, (3, 16), generator=torch.Generator().manual_seed(0))
-    seen = {}
-
-    class Keeps:
-        def residual(self, *place):
-            pass
-
-        neurons = residual
-
-        def attention(self, layer: int, attended: Attended):
-            seen[layer] = attended.weights.rows(0, 16).double().numpy()
-
     with torch.no_grad():
-        model(tokens, observer=Keeps(), **({"documents_BT": torch.from_numpy(DOCUMENTS)} if apart else {}))
+        model(tokens, observer=(shown := Seen()), **({"documents_BT": torch.from_numpy(DOCUMENTS)} if apart else {}))
+    seen = {layer: attended.weights.rows(0, 16).double().numpy() for layer, attended in shown.attended.items()}
     found = measure(model, tokens.numpy(), batch_size=batch_size, documents_NT=DOCUMENTS)
     for layer in (1, 2):
         mass, uniform = slow(seen[layer])

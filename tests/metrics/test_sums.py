@@ -1,7 +1,5 @@
 """Metrics whose states are sums."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
