@@ -1,7 +1,5 @@
 """The examples, run by the commands that their README gives."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from oracles import Seen
 from rich.console import Console
 
 import birthmark
 from birthmark.data.probes import random_probe
-from birthmark.measure.measurement import Batches
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born
 from birthmark.report.block_table import figures, print_snapshot
@@ -55,21 +55,10 @@ def test_it_is_short(code):
 def test_it_is_in_every_snapshot(run, tiny):
     config = tiny()
     first, last = run.snapshots()
-    kept = {}
-
-    class Keep:
-        def residual(self, *_): ...
-        def neurons(self, *_): ...
-        def attention(self, layer, attended):
-            norm = attended.v_BHTK.double().norm(dim=-1).mean(0)
-            kept[layer] = norm[:, 0] / norm[:, 1:].mean(-1)
-
-    probe = random_probe(24, 10, 8, 0)
-    model = born(config.model, config.init_seed)
     with torch.no_grad():
-        for tokens, _ in Batches(model, probe, 64):
-            model(tokens, observer=Keep())
-    np.testing.assert_allclose(first.arrays["value_norm"], torch.stack([kept[1], kept[2]]), rtol=1e-5)
+        born(config.model, 3)(torch.from_numpy(random_probe(24, 10, 8, 0)), observer=(seen := Seen()))
+    norms = torch.stack([attended.v_BHTK.double().norm(dim=-1).mean(0) for attended in seen.attended.values()])
+    np.testing.assert_allclose(first.arrays["value_norm"], norms[..., 0] / norms[..., 1:].mean(-1), rtol=1e-5)
     for snapshot in (first, last):
         assert snapshot.bias["value_norm"] == pytest.approx(snapshot.arrays["value_norm"].mean())
         assert snapshot.summary["bias_text"]["value_norm"] == pytest.approx(snapshot.arrays["text.value_norm"].mean())

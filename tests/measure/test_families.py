@@ -1,11 +1,10 @@
 """Every family of ``transformers`` that is promised, against its own eager attention and hidden states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 import transformers
+from oracles import Rows, Seen
 
 from birthmark.data.probes import random_probe
 from birthmark.measure.hf import MODEL_TYPES, HFModel
@@ -16,45 +15,11 @@ from birthmark.metrics.sinks import AttentionSinks
 PROBE = random_probe(61, 9, 20, 0)
 
 #: What a block adds to the residual stream after the attention, where it is not the output of its ``mlp``.
-ADDED = {
-    "gemma2": "post_feedforward_layernorm",
-    "gemma3_text": "post_feedforward_layernorm",
-    "olmo3": "post_feedforward_layernorm",
-    "opt": "fc2",
-    "bloom": "mlp.dense_4h_to_h",
-    "mpt": "ffn.down_proj",
-}
+ADDED = dict.fromkeys(("gemma2", "gemma3_text", "olmo3"), "post_feedforward_layernorm") | {
+    "opt": "fc2", "bloom": "mlp.dense_4h_to_h", "mpt": "ffn.down_proj",
+}  # fmt: skip
 DOWN_MAPS = {"mlp.down_proj", "mlp.c_proj", "mlp.fc2", "mlp.fc_out", "mlp.dense_4h_to_h", "fc2", "ffn.down_proj"}
 OUTPUT_PROJECTIONS = {"o_proj", "out_proj", "dense"}
-
-
-class Keep:
-    """An observer that keeps everything."""
-
-    def __init__(self):
-        self.residuals, self.attentions, self.units = {}, {}, {}
-
-    def residual(self, site, layer, h):
-        self.residuals[site, layer] = h
-
-    def attention(self, layer, attended):
-        self.attentions[layer] = attended
-
-    def neurons(self, layer, a):
-        self.units[layer] = a
-
-
-class Rows:
-    """Rows of an explicit matrix of weights."""
-
-    def __init__(self, weights, sums_to_one):
-        self.weights, self.sums_to_one = weights, sums_to_one
-
-    def rows(self, start, stop):
-        return self.weights[:, :, start:stop, :stop].clone()
-
-    def row_sum(self):
-        return None if self.sums_to_one else self.weights.sum(-1)
 
 
 def blocks_of(model):
@@ -95,7 +60,7 @@ def inter(h):
 def test_a_family_gives_what_the_explicit_way_gives(family_name, family_model):
     model, tokens = family_model(family_name), torch.from_numpy(PROBE)
     output, left, entered, added, read = explicit_pass(model, family_name, tokens)
-    hf_model, seen = HFModel(model), Keep()
+    hf_model, seen = HFModel(model), Seen()
     found = measure(hf_model, PROBE, batch_size=4)
     with torch.no_grad():
         logits = hf_model(tokens, observer=seen)
@@ -113,15 +78,15 @@ def test_a_family_gives_what_the_explicit_way_gives(family_name, family_model):
             total = block.final_layer_norm(total)
         torch.testing.assert_close(total, left[layer], atol=1e-4, rtol=1e-4)
     # The attention of the blocks that have one, in their order.
-    attended = [layer for layer in range(1, len(left) + 1) if layer in seen.attentions]
+    attended = [layer for layer in range(1, len(left) + 1) if layer in seen.attended]
     has_sinks = family_name == "gpt_oss"
     sinks = AttentionSinks(len(attended), 4, 20, rows_sum_to_one=not has_sinks)
     for i, (layer, weights) in enumerate(zip(attended, output.attentions, strict=True)):
-        sinks.update(i, Rows(weights, not has_sinks))
-        out = seen.attentions[layer].out_BHTK.transpose(1, 2).flatten(2)
+        sinks.update(i, Rows(weights, sums=has_sinks))
+        out = seen.attended[layer].out_BHTK.transpose(1, 2).flatten(2)
         torch.testing.assert_close(out, entered[layer], atol=1e-4, rtol=1e-4)
-        values = seen.attentions[layer].v_BHTK
-        torch.testing.assert_close(seen.attentions[layer].o_BHTK, weights @ values, atol=1e-4, rtol=1e-4)
+        values = seen.attended[layer].v_BHTK
+        torch.testing.assert_close(seen.attended[layer].o_BHTK, weights @ values, atol=1e-4, rtol=1e-4)
         n_eff = (1 / weights.square().sum(-1)).mean(0)
         np.testing.assert_allclose(found.arrays["n_eff"][layer - 1], n_eff.numpy(), rtol=1e-3, atol=1e-4)
     expected, rows = sinks.compute(), [layer - 1 for layer in attended]
@@ -151,7 +116,7 @@ def test_a_family_gives_what_the_explicit_way_gives(family_name, family_model):
 def test_the_experts_that_are_seen_are_those_that_the_router_ranks_highest(name, family_model):
     model, chosen = family_model(name), {}
 
-    class Routing(Keep):
+    class Routing(Seen):
         def routing(self, layer, chosen_BTK):
             chosen[layer] = chosen_BTK
 
@@ -172,7 +137,7 @@ def test_the_units_of_experts_are_what_their_maps_down_read(name, family_model):
     """Mapped down, weighed and summed they are what the experts give."""
     model, shown, passed = family_model(name), {}, {}
 
-    class Units(Keep):
+    class Units(Seen):
         def expert_units(self, layer, expert, a_RF, position_R):
             shown[layer, expert] = a_RF, position_R
 
@@ -211,13 +176,9 @@ def test_every_type_that_is_promised_is_tested(their_names, family_names):
 
 _SMALL = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 _GLM = _SMALL | {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
 _NO_ROW = {"neurons", "after_attention", "attention_output", "mlp_output"}
 #: Type → (architecture, config, what is not seen).
 UNKNOWN = {

@@ -1,7 +1,5 @@
 """The backward snapshot against autograd on whole graphs in float64, one sequence at a time."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models of ``transformers``: the same numbers as from our own decoder, and nothing left behind."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Interventions against passes that are written out: of our decoder explicit, of others eager attention with hooks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Losses through a cache that lets keys go, against one pass of transformers with the mask written out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from oracles import Seen
 from torchmetrics import Metric
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
 from birthmark.measure import passes
 from birthmark.measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
-from birthmark.measure.measurement import BirthReference, birth_reference, measure
+from birthmark.measure.measurement import birth_reference, measure
 from birthmark.metrics.quantity import Quantity
 from birthmark.models import by_block as decoder_by_block
 from birthmark.models.birth import born
@@ -193,32 +194,10 @@ def test_few_vectors_have_the_singular_values_of_the_matrix(enliven):
     config = replace(PLAIN, d_model=64, n_layers=1)
     model = enliven(born(config, 0))
     probe = random_probe(64, 2, 8, 0)
-    kept = {}
-
-    class Keep:
-        def residual(self, site, layer, h_BTD):
-            kept[site, layer] = h_BTD.flatten(0, 1).double()
-
-        def attention(self, layer, attended):
-            pass
-
-        def neurons(self, layer, a_BTF):
-            pass
-
     with torch.no_grad():
-        model(torch.from_numpy(probe), observer=Keep())
+        model(torch.from_numpy(probe), observer=(seen := Seen()))
     found = measure(DecoderByBlock(config, HeldWeights(model)), probe, batch_size=1).arrays["singular_values"]
     for place, site in enumerate((("embedding", 0), ("mlp", 1))):
-        expected = torch.linalg.svdvals(kept[site]) / 16**0.5
+        expected = torch.linalg.svdvals(seen.residuals[site].flatten(0, 1).double()) / 16**0.5
         np.testing.assert_allclose(found[place, :16], expected, rtol=1e-5, atol=1e-7)
         assert (found[place, 16:] == 0).all()
-
-
-def test_references_are_of_one_shape():
-    """A birth found in its own pass is what a pass of its own finds."""
-    drawn = DecoderByBlock(PLAIN, DrawnWeights(PLAIN, 3))
-    found = measure(drawn, PROBE, is_newborn=True)
-    reference = birth_reference(born(PLAIN, 3), PROBE, 64)
-    own = BirthReference(found.arrays["mean_direction"], found.arrays["mean_prob"])
-    np.testing.assert_allclose(own.direction, reference.direction, atol=1e-6)
-    np.testing.assert_allclose(own.mean_prob, reference.mean_prob, atol=1e-8)

@@ -1,7 +1,5 @@
 """Simulated quantisation against loops over channels and tokens, and models left as they were."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Snapshots in a training loop written out by hand, around a model of transformers."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from birthmark.errors import RunError, UsageError
-from birthmark.files import atomic_path, read_json, write_json, write_text
+from birthmark.files import atomic_path, write_json, write_text
 from birthmark.measure.records import (
     RunDir,
     Snapshot,
@@ -29,38 +29,6 @@ SNAPSHOT = Snapshot(
     {"step": 3, "bias": {"alignment": 0.5}, "bias_text": {"sink_mass": 0.1}},
     {"mean_prob": np.linspace(0, 1, 7), "sink_mass": np.ones((1, 1)), "sink_position": np.array([[2]])},
 )
-
-
-def test_a_file_takes_its_place_whole(tmp_path):
-    path = tmp_path / "deep" / "a.txt"
-    write_text(path, "new")
-    assert path.read_text() == "new"
-    write_text(path, "newer")
-    assert path.read_text() == "newer"
-    assert [f.name for f in path.parent.iterdir()] == ["a.txt"]
-
-
-def test_a_crash_leaves_what_was_there(tmp_path):
-    path = tmp_path / "a.txt"
-    write_text(path, "old")
-
-    def crash():
-        with atomic_path(path) as new:
-            new.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        crash()
-    assert path.read_text() == "old"
-    assert [f.name for f in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_a_folder_is_replaced_whole(tmp_path):
-    for content in ("one", "two"):
-        with atomic_path(tmp_path / "d") as new:
-            new.mkdir()
-            (new / content).touch()
-    assert [f.name for f in (tmp_path / "d").iterdir()] == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -183,14 +151,6 @@ def test_json_has_no_nan(tmp_path):
     assert json.loads(text, parse_constant=pytest.fail) == {"x": [None, 1.0], "y": None}
     append_metrics(tmp_path / "m.jsonl", 1, {"a": float("nan")})
     assert read_metrics(tmp_path / "m.jsonl") == [{"step": 1, "a": None}]
-
-
-def test_missing_and_damaged_json_is_named(tmp_path):
-    with pytest.raises(RunError, match=r"x\.json: missing"):
-        read_json(tmp_path / "x.json")
-    (tmp_path / "x.json").write_text("{")
-    with pytest.raises(RunError, match=r"x\.json: damaged"):
-        read_json(tmp_path / "x.json")
 
 
 def test_a_log_cut_short_by_a_crash_is_read_to_its_last_whole_line(tmp_path):

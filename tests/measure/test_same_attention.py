@@ -1,7 +1,5 @@
 """A wrong attention is found in every block and dtype; rounding beside activations of 10⁴ is none."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What the null ``matched`` reads of a model: against the modules, and those of transformers by their names."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

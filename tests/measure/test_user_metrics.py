@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from oracles import Seen
 from torchmetrics import Metric
 
 from birthmark.data.probes import random_probe
@@ -64,17 +65,9 @@ def taken(metric, measured=None, **more):
 @pytest.fixture(scope="module")
 def expected():
     """Mean norms from whole tensors."""
-    kept = {}
-
-    class Keep:
-        def residual(self, *_): ...
-        def neurons(self, *_): ...
-        def attention(self, layer, attended):
-            kept[layer] = attended.v_BHTK.double().norm(dim=-1).mean((0, 2))
-
     with torch.no_grad():
-        model()(torch.from_numpy(PROBE), observer=Keep())
-    return torch.stack([kept[1], kept[2]]).numpy()
+        model()(torch.from_numpy(PROBE), observer=(seen := Seen()))
+    return torch.stack([a.v_BHTK.double().norm(dim=-1).mean((0, 2)) for a in seen.attended.values()]).numpy()
 
 
 @pytest.mark.parametrize("batch_size", [2, 9])
@@ -184,7 +177,6 @@ def test_a_snapshot_carries_the_declaration_of_every_probe_and_opens_without_the
 
 def one_line(error):
     assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def lambda_metric(**members):

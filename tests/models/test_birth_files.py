@@ -1,7 +1,5 @@
 """Births written shard by shard are the births that stand in memory, and hold one shard at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import tracemalloc

@@ -5,8 +5,6 @@ the least and the largest of twenty births that an independent program drew and 
 each range gets a slack; of the statistics, KL moves least from birth to birth and the share of the top token most.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """The section of evaluations: a picture for each text and task, the sink beside them, chance below."""
 
-from __future__ import annotations
-
 import csv
 
 from birthmark.measure.records import append_metrics

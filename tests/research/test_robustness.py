@@ -1,7 +1,5 @@
 """A study of robustness: runs of three seeds, every kind of change, tables that can be counted by hand."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import sys

@@ -1,7 +1,5 @@
 """CUDA's fused attention operators as slow formulas on CPU, under torch's own schemas."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The kernel in C of bf16 attention on CPUs: its operators, and how it is compiled. Its numbers: test_kernels.py."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

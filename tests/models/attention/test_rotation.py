@@ -1,7 +1,5 @@
 """Rotary positions in a training pass on a CPU, against complex numbers in float64 and against autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
