@@ -1,13 +1,13 @@
 """What is declared is shown: sections come from one table, and a quantity without a picture of its own gets those that
 its axes ask for, in both pages, the tables and the CSV files."""
 
-import csv
 import io
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import values
 from rich.console import Console
 
 import birthmark
@@ -70,12 +70,6 @@ def pages(run):
     """Texts of its page and of its newest snapshot's."""
     build_report([run], run.report)
     return run.report.read_text(), (run.snapshot(9) / "report.html").read_text()
-
-
-def values(folder, name, **where):
-    with (folder / "report-data" / name).open(encoding="utf-8", newline="") as f:
-        rows = [row for row in csv.DictReader(f) if all(row[key] == str(v) for key, v in where.items())]
-    return [float(row["value"]) for row in rows]
 
 
 def sections_of(text):

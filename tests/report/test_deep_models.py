@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from pages import rows
 from PIL import Image
 
 from birthmark.measure.records import Snapshot
@@ -92,6 +93,14 @@ def test_a_page_shows_planted_changes_in_the_same_blocks_of_every_picture_and_pr
     shown = titles[:12]
     assert titles == shown * 6
     assert {1, 6, 7, n_layers // 2 - 1, n_layers // 2, n_layers} <= set(shown)
+    # Of every head of the blocks that are shown, each number is that of the array.
+    keys = rows(tmp_path / "s", "sink-keys.csv")
+    assert {row["head"] for row in keys} == set("012")
+    assert sorted({int(row["layer"]) for row in keys}) == shown
+    importance = Snapshot.read(tmp_path / "s").arrays["importance"]
+    for row in keys[::17]:
+        layer, head, position = (int(row[name]) for name in ("layer", "head", "position"))
+        assert float(row["value"]) == importance[layer - 1, head, position]
     why = f"12 of {n_layers} blocks, where sink mass or largest |h| changes most"
     assert text.count(f'{why}."') == 3  # for screen readers, of the random probe
     assert text.count(f'{why}; text probe."') == 3
@@ -245,9 +254,9 @@ def test_a_csv_has_a_line_for_every_value(dtype):
     texts = ['a "quoted", text', "100 %s", "=SUM(1)", "two\nlines"]
     axes = [{"layer": [1, 2]}, {"head": [0, 1, 2]}, {"position": [5, 6, 7, 8], "text": texts}]
     array = LabelledArray("q", values, axes, {"run": "50 % of it", "step": 3})
-    rows = list(csv.DictReader(io.StringIO(to_csv([array, LabelledArray("level", np.array(0.25))]))))
-    assert len(rows) == values.size + 1
-    for row, (place, value) in zip(rows, np.ndenumerate(values), strict=False):
+    lines = list(csv.DictReader(io.StringIO(to_csv([array, LabelledArray("level", np.array(0.25))]))))
+    assert len(lines) == values.size + 1
+    for row, (place, value) in zip(lines, np.ndenumerate(values), strict=False):
         layer, head, position = place
         assert (row["run"], row["step"], row["quantity"]) == ("50 % of it", "3", "q")
         assert (row["layer"], row["head"], row["position"]) == (str(layer + 1), str(head), str(position + 5))
@@ -258,4 +267,4 @@ def test_a_csv_has_a_line_for_every_value(dtype):
             assert dtype(row["value"]) == value
         else:
             assert row["value"].lstrip("'") == {"nan": "", "inf": "inf", "-inf": "-inf"}[str(value)]
-    assert rows[-1] == dict.fromkeys(rows[-1], "") | {"quantity": "level", "value": "0.25"}
+    assert lines[-1] == dict.fromkeys(lines[-1], "") | {"quantity": "level", "value": "0.25"}

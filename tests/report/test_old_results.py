@@ -1,12 +1,12 @@
 """Results of version 0.1, before quantities were declared: `results_of_0_1` is what its `pretrain` left of a small run
 (without its checkpoints and its HTML), and opens in the report of today with the numbers of its own pages."""
 
-import csv
 import io
 import shutil
 from pathlib import Path
 
 import pytest
+from pages import rows, values
 from rich.console import Console
 
 from birthmark.launch.cli import main
@@ -30,22 +30,15 @@ def run(tmp_path_factory):
     return run
 
 
-def rows(path):
-    with path.open(encoding="utf-8", newline="") as f:
-        return list(csv.DictReader(f))
-
-
 @pytest.mark.parametrize("page", [".", "snapshots/step-00000004"], ids=["over training", "one snapshot"])
 def test_its_pages_show_the_numbers_of_then(run, page):
-    then, now = (root / page / "report-data" for root in (STORED, run.path))
-    names = [path.name for path in sorted(then.iterdir())]
-    assert names
-    assert [path.name for path in sorted(now.iterdir())] == names
+    then, now = (root / page for root in (STORED, run.path))
+    names, found = (sorted(path.name for path in (folder / "report-data").iterdir()) for folder in (then, now))
+    assert found == names != []
     for name in names:
-        old, new = rows(then / name), rows(now / name)
-        assert [{**row, "value": ""} for row in new] == [{**row, "value": ""} for row in old], name
-        expected = [float(row["value"] or "nan") for row in old]
-        assert [float(row["value"] or "nan") for row in new] == pytest.approx(expected, rel=1e-12, nan_ok=True), name
+        old, new = ([{**row, "value": ""} for row in rows(folder, name)] for folder in (then, now))
+        assert new == old, name
+        assert values(now, name) == pytest.approx(values(then, name), rel=1e-12, nan_ok=True), name
 
 
 def test_its_table_and_fragments_are_made(run, parse):

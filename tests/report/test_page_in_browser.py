@@ -1,10 +1,10 @@
 """The page of runs as a reader uses it, in a real browser: hover, scrub, choose, print, read without script."""
 
-import csv
 import json
 
 import numpy as np
 import pytest
+from pages import values
 
 from birthmark.files import read_json, write_json, write_text
 from birthmark.report.charts.chart_page import Controls, PageRun, Panels, render_page
@@ -40,12 +40,6 @@ def several(tmp_path_factory, make_run):
         write_json(run.birth, read_json(run.birth) | {"init_seed": seed})
         write_text(run.config, f"name: {run.path.name!r}\ninit_seed: {seed}\nmodel: {{mlp: {mlp}}}\n")
     return runs, write_report(runs, folder)
-
-
-def csv_values(page, name, **where):
-    with (page.parent / "report-data" / name).open(encoding="utf-8", newline="") as f:
-        rows = [row for row in csv.DictReader(f) if all(row[key] == str(value) for key, value in where.items())]
-    return [float(row["value"]) for row in rows]
 
 
 def hover(tab, panel, share):
@@ -103,7 +97,7 @@ def test_hovering_says_what_the_csv_holds(one, open_page):
     for share, step in ((0, 0), (1, 30)):
         at, *rows = hover(tab, "alignment", share)
         assert at == f"step {step}"
-        (value,) = csv_values(page, "direction-alignment.csv", step=step, quantity="bias/alignment")
+        (value,) = values(page.parent, "direction-alignment.csv", step=step, quantity="bias/alignment")
         shown = [float(row) for row in rows if row.replace(".", "", 1).replace("-", "", 1).isdigit()]
         assert float(f"{value:.4g}") in shown
     # The cursor of one panel is that of all: no tooltip stands where the mouse is not.

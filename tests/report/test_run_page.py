@@ -2,7 +2,6 @@
 
 import base64
 import builtins
-import csv
 import hashlib
 import html
 import json
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from pages import rows, values
 
 import birthmark.report
 from birthmark.errors import RunError, UsageError
@@ -160,12 +160,6 @@ def data(folder):
     return sorted((folder / "report-data").iterdir())
 
 
-def read(folder, name):
-    """Rows of one of them."""
-    with (folder / "report-data" / name).open(encoding="utf-8", newline="") as f:
-        return list(csv.DictReader(f))
-
-
 def test_every_picture_names_its_csv_and_every_csv_has_a_picture(pair):
     runs, text = pair
     panels = re.findall(r'<figure class="panel.*?</figure>', text, re.S)
@@ -191,41 +185,34 @@ def test_csv_files_are_tidy_and_hold_what_was_measured(pair):
         header = path.read_text(encoding="utf-8").splitlines()[0].split(",")
         assert header == [name for name in order if name in header], path.name
         assert {"quantity", "value"} <= set(header)
-        rows = read(folder, path.name)
-        keys = [tuple(value for name, value in row.items() if name != "value") for row in rows]
+        held_rows = rows(folder, path.name)
+        keys = [tuple(value for name, value in row.items() if name != "value") for row in held_rows]
         assert len(keys) == len(set(keys)) > 0, path.name
-
-    def held(name, **where):
-        return [
-            float(row["value"])
-            for row in read(folder, name)
-            if all(row[key] == str(value) for key, value in where.items())
-        ]
 
     for run, label in zip(runs, ("_one$", "two"), strict=True):
         for s in run.snapshots():
             of = {"run": label, "step": s.step}
             a = s.arrays
-            assert held("aggregation-discrepancy.csv", **of) == a["variance_discrepancy"].tolist()
-            assert held("aggregation-n-eff.csv", **of) == [heads[:, -1].mean() for heads in a["n_eff"]]
-            assert held("neurons-z.csv", **of) == a["neuron_z"].max(1).tolist()
-            assert held("dominance-massive.csv", **of) == a["massive_value"].max(1).tolist()
-            assert held("dominance-rank.csv", **of) == a["effective_rank"].tolist()
-            for quantity, values in (
+            assert values(folder, "aggregation-discrepancy.csv", **of) == a["variance_discrepancy"].tolist()
+            assert values(folder, "aggregation-n-eff.csv", **of) == [heads[:, -1].mean() for heads in a["n_eff"]]
+            assert values(folder, "neurons-z.csv", **of) == a["neuron_z"].max(1).tolist()
+            assert values(folder, "dominance-massive.csv", **of) == a["massive_value"].max(1).tolist()
+            assert values(folder, "dominance-rank.csv", **of) == a["effective_rank"].tolist()
+            for quantity, of_blocks in (
                 ("dominance_first", a["dominance"][:, 0]),
                 ("dominance_median", [np.median(of_block) for of_block in a["dominance"]]),
             ):
-                assert held("dominance-ratio.csv", **of, quantity=quantity) == list(values)
-            assert held("lock-cosine-heads.csv", **of) == a["qk_cosine"].ravel().tolist()
-            assert held("sink-mass-heads.csv", **of) == a["sink_mass"].ravel().tolist()
+                assert values(folder, "dominance-ratio.csv", **of, quantity=quantity) == list(of_blocks)
+            assert values(folder, "lock-cosine-heads.csv", **of) == a["qk_cosine"].ravel().tolist()
+            assert values(folder, "sink-mass-heads.csv", **of) == a["sink_mass"].ravel().tolist()
             variance = a["positional_variance"]
             length = variance.shape[2]
             ratios = [
                 heads[0] / (sum(heads[t] for t in range(length) if t >= length / 2) / (length // 2))
                 for heads in variance.reshape(-1, length)
             ]
-            assert held("aggregation-discrepancy-heads.csv", **of) == pytest.approx(ratios)
-            assert held("sink-mass.csv", **of, quantity="bias/sink_mass") == [s.bias["sink_mass"]]
+            assert values(folder, "aggregation-discrepancy-heads.csv", **of) == pytest.approx(ratios)
+            assert values(folder, "sink-mass.csv", **of, quantity="bias/sink_mass") == [s.bias["sink_mass"]]
 
 
 def test_the_flow_of_ranks_names_every_favourite_at_both_ends(pair):
@@ -235,11 +222,11 @@ def test_the_flow_of_ranks_names_every_favourite_at_both_ends(pair):
     first, *_, last = runs[1].snapshots()
     favourites = {t["id"] for s in (first, last) for t in s.summary["top_tokens"][:10]}
     assert len(shown) == 2 * len(favourites)
-    rows = [row for row in read(runs[0].path.parent, "preference-ranks.csv") if row["run"] == "two"]
-    assert {int(row["token"]) for row in rows} == favourites
+    drawn_rows = rows(runs[0].path.parent, "preference-ranks.csv", run="two")
+    assert {int(row["token"]) for row in drawn_rows} == favourites
     for snapshot in (first, last):
         ranked = scipy.stats.rankdata(-snapshot.arrays["mean_prob"].astype(float), "ordinal")
-        drawn = {int(row["token"]): float(row["value"]) for row in rows if row["step"] == str(snapshot.step)}
+        drawn = {int(row["token"]): float(row["value"]) for row in drawn_rows if row["step"] == str(snapshot.step)}
         assert drawn == {token: ranked[token] for token in favourites}
 
 
@@ -250,8 +237,7 @@ def test_the_lineage_test_has_a_section_where_it_was_taken(tmp_path, make_run):
         values = {"seedprint/z": z, "seedprint/z_stranger": 1.5, "seedprint/log10_p": -z}
         append_metrics(run.metrics, step, values)
     assert 'id="lineage"' in build([run], tmp_path)
-    rows = read(tmp_path, "lineage-z.csv")
-    assert [(row["step"], row["quantity"], row["value"]) for row in rows] == [
+    assert [(row["step"], row["quantity"], row["value"]) for row in rows(tmp_path, "lineage-z.csv")] == [
         ("0", "seedprint/z", "50"),
         ("64", "seedprint/z", "20.5"),
         ("0", "seedprint/z_stranger", "1.5"),
@@ -288,7 +274,7 @@ def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path, make_run, make
     make_snapshot(0, np.random.default_rng(0)).write(run.snapshot(0))
     make_snapshot(5, np.random.default_rng(1)).write(run.snapshot(5))
     assert ", step 5</span>" in build([run], tmp_path)
-    assert {row["step"] for row in read(tmp_path, "dominance-rank.csv")} == {"0", "5"}
+    assert {row["step"] for row in rows(tmp_path, "dominance-rank.csv")} == {"0", "5"}
 
 
 def test_snapshots_of_a_training_elsewhere_have_a_page_over_it(tmp_path, capsys, make_run):
@@ -340,11 +326,8 @@ def test_losses_without_snapshots_after_birth(tmp_path, make_run):
     append_metrics(run.metrics, 7, {"train/loss": 3.5})
     append_metrics(run.metrics, 9, {"train/loss": 3.25, "train/tokens": 900})
     build([run], tmp_path)
-    rows = summarise([run])["runs"][0]["rows"]
-    assert [(r["step"], r["label"], r["train_loss"], r["tokens"]) for r in rows] == [
-        (0, "birth", None, 0),
-        (9, "end", 3.25, 900),
-    ]
+    found = [(r["step"], r["label"], r["train_loss"], r["tokens"]) for r in summarise([run])["runs"][0]["rows"]]
+    assert found == [(0, "birth", None, 0), (9, "end", 3.25, 900)]
 
 
 def test_a_run_without_strangers_and_without_arrays(tmp_path, make_run):
