@@ -1,7 +1,5 @@
 """Models of ``transformers``: the same numbers as from our own decoder, and nothing left behind."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -51,21 +49,6 @@ def test_the_same_weights_give_the_same_figures_natively_and_through_transformer
     theirs = their_model(their_name)
     theirs.save_pretrained(tmp_path)
     assert_same(*both(load_pretrained(tmp_path), theirs))
-
-
-def test_mistrals_window_is_ours(family_model, both, their_shape, tmp_path):
-    theirs = family_model("mistral", "sdpa")
-    shape = {"head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-    alike = transformers.LlamaForCausalLM(transformers.LlamaConfig(**their_shape | shape))
-    alike.load_state_dict(theirs.state_dict())
-    alike.save_pretrained(tmp_path)
-    plain = load_pretrained(tmp_path)
-    attention = dataclasses.replace(plain.config.attention, window=6)
-    ours = Decoder(dataclasses.replace(plain.config, attention=attention))
-    ours.load_state_dict(plain.state_dict())
-    native, hf_model = both(ours, theirs)
-    assert_same(native, hf_model)
-    assert (hf_model.arrays["n_eff"] <= 6.001).all()
 
 
 # ---------------------------------------------------------------- nothing is left behind

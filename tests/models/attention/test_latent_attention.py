@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from oracles import assert_gradients, in_pieces
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from birthmark.measure.hf.hf_model import HFModel
 from birthmark.measure.measurement import measure
@@ -33,6 +32,8 @@ def config_of(latent=LATENT, **attention):
 
 def theirs_of(model):
     """The same weights in DeepSeek-V3's class, all its blocks dense."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM  # it takes seconds
+
     latent = model.config.attention.latent
     theirs = DeepseekV3ForCausalLM(
         DeepseekV3Config(

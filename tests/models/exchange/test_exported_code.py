@@ -13,7 +13,6 @@ import torch
 import transformers
 import yaml
 from torch import Tensor
-from transformers import DynamicCache
 
 import birthmark
 from birthmark.errors import RunError, UsageError
@@ -102,14 +101,14 @@ def test_every_arm_is_the_same_function_whole_in_pieces_and_padded(exported, liv
         torch.testing.assert_close(theirs(tokens_BT).logits, expected, atol=1e-5, rtol=1e-4, msg=name)
 
         if config.attention.prefix is None:
-            cache, parts = DynamicCache(config=theirs.config), []
+            cache, parts = transformers.DynamicCache(config=theirs.config), []
             for piece in tokens_BT.split([7, 1, 3, 1], dim=1):
                 parts.append(theirs(piece, past_key_values=cache).logits)
             torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-5, rtol=1e-4, msg=name)
 
             padded_BT, mask_BT = tokens_BT.clone(), torch.ones_like(tokens_BT)
             padded_BT[1, 3:], mask_BT[1, :3] = tokens_BT[1, :-3], 0
-            cache = DynamicCache(config=theirs.config)
+            cache = transformers.DynamicCache(config=theirs.config)
             parts = [theirs(padded_BT[:, :9], attention_mask=mask_BT[:, :9], past_key_values=cache).logits]
             parts += [
                 theirs(padded_BT[:, [i]], attention_mask=mask_BT[:, : i + 1], past_key_values=cache).logits
