@@ -221,17 +221,6 @@ def test_a_matched_scale_gives_the_norm_of_amplify_and_the_direction_of_what_was
         assert np.abs(norms[0].attention - norms[1].attention).max() > 1e-3
 
 
-def test_the_result_does_not_depend_on_batches():
-    model = living()
-    for name in ("amplify several", "scale matched", "mean unit", "mean value"):
-        few, all_at_once = (
-            intervene(model, PROBE, WHATS[name], random_NT=OTHER, is_text=True, batch_size=size) for size in (2, 9)
-        )
-        for one, other in zip(few.passes, all_at_once.passes, strict=True):
-            np.testing.assert_allclose(one.attention, other.attention, atol=1e-12)
-            np.testing.assert_allclose(one.losses, other.losses, atol=1e-6)
-
-
 def test_nothing_is_left_behind():
     model = living().train()
     tokens = torch.from_numpy(PROBE)

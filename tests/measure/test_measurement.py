@@ -293,32 +293,6 @@ def test_an_autocast_around_it_does_not_change_the_figures():
         assert measure(trained(), PROBE, birth, []).scalars == plain.scalars
 
 
-@pytest.mark.parametrize(
-    ("normaliser", "weigh"),
-    [
-        ("sigmoid", lambda s: 1 / (1 + torch.exp(-s))),
-        ("softmax_off_by_one", lambda s: s.exp() / (1 + s.exp().sum(-1, keepdim=True))),
-        ("identity", lambda s: torch.where(s > -torch.inf, s, 0.0)),
-    ],
-)
-def test_sinks_of_rows_that_do_not_sum_to_one_are_given_raw_and_normalised(normaliser, weigh):
-    model, seen = trained(replace(CONFIG, attention=AttentionConfig(normaliser=normaliser))), Seen()
-    with torch.no_grad():
-        model(torch.from_numpy(PROBE), observer=seen)
-    q, k = (torch.stack([getattr(seen.attended[i], name).double() for i in (1, 2)]) for name in ("q_BHTK", "k_BHTK"))
-    raw = weigh((q @ k.mT / 2).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf))
-    found = measure(model, PROBE, birth_reference(model, PROBE, 4), [], batch_size=4)
-    shares = raw.abs() / raw.abs().sum(-1, keepdim=True)
-    for weights, suffix in ((raw, ""), (shares, "_normalised")):
-        mass = weights[..., 1:, 0].mean((1, 3))
-        np.testing.assert_allclose(found.arrays[f"sink_mass{suffix}"], mass.numpy(), atol=1e-5)
-        assert found.scalars[f"sink_mass{suffix}"] == pytest.approx(float(mass.mean()), abs=1e-5)
-        importance = torch.stack([weights[..., j:, j].mean(-1) for j in range(12)], dim=-1).mean(1)
-        np.testing.assert_allclose(found.arrays[f"importance{suffix}"], importance.numpy(), atol=1e-5)
-    plain = measure(trained(), PROBE, birth_reference(trained(), PROBE, 4), [])
-    assert not [name for name in (*plain.scalars, *plain.arrays) if "normalised" in name]
-
-
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 def test_a_planted_super_neuron_is_found_with_what_it_reads_and_writes(mlp):
     """A unit that reads a direction that only the first position has: there is one in learned positions."""
@@ -348,46 +322,6 @@ def test_a_planted_super_neuron_is_found_with_what_it_reads_and_writes(mlp):
     # What it writes is what stands out in the residual stream afterwards.
     assert (found.arrays["massive_position"][1, 0], found.arrays["massive_channel"][1, 0]) == (0, 9)
     assert found.arrays["dominance"][1, 0] > 2 * found.arrays["dominance"][1, 1:].max()
-
-
-def test_a_newborn_has_no_super_neurons():
-    for mlp in ("relu", "gelu", "swiglu"):
-        model = born(replace(CONFIG, mlp=mlp, d_ff=256), 0)
-        assert measure(model, PROBE, birth_reference(model, PROBE, 9), []).scalars["super_neurons"] == 0
-
-
-def test_a_head_of_zeros_prefers_no_token():
-    model = trained()
-    with torch.no_grad():
-        model.head.weight.zero_()
-    found = measure(model, PROBE, birth_reference(model, PROBE, 4), [], batch_size=4)
-    assert found.scalars["top1_share"] == pytest.approx(1 / 32)
-    assert found.scalars["coverage_80"] == 26 / 32
-    assert found.scalars["preference_ratio"] == pytest.approx(1)
-    assert found.scalars["entropy_argmax"] == pytest.approx(1)
-
-
-def off_diagonal(unit):
-    """The mean product of different rows ``[…, n, D]``."""
-    products, n = unit @ unit.mT, unit.shape[-2]
-    return ((products.sum((-1, -2)) - products.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1))).mean()
-
-
-def test_an_embedding_of_zeros_has_cosine_zero_with_all_others():
-    """As transformers makes a padding token of a newborn model."""
-    model = born(CONFIG, 0)
-    with torch.no_grad():
-        model.embed.weight[PROBE[0, -1]] = 0
-        model.embed.weight[PROBE[3, 2]] = 0
-    birth = birth_reference(model, PROBE, 4)
-    found = measure(model, PROBE, birth, [], batch_size=4)
-    h = model.embed.weight.detach().double()[torch.from_numpy(PROBE)]
-    unit = torch.nn.functional.normalize(h, dim=-1)
-    np.testing.assert_allclose(found.arrays["inter_mlp"][0], off_diagonal(unit[:, -1]), atol=1e-6)
-    np.testing.assert_allclose(found.arrays["intra_mlp"][0], off_diagonal(unit), atol=1e-6)
-    direction = torch.nn.functional.normalize(h[:, -1].mean(0), dim=0)
-    np.testing.assert_allclose(found.arrays["alignment"][0], (unit[:, -1] @ direction).mean(), atol=1e-6)
-    assert all(np.isfinite(value).all() for value in (found.arrays["drift"], found.arrays["energy_share"]))
 
 
 @pytest.mark.parametrize("name", ["plain", "headnorm", "calibrated", "window", "prefix", "sigmoid", "softmax_sink"])

@@ -115,12 +115,6 @@ def test_dominance_runs_from_one_to_the_width():
     assert (found.first[0], found.median[0]) == (1, 1)
 
 
-def test_the_median_of_an_even_number_of_positions_is_between_the_two_in_the_middle():
-    h = torch.ones(1, 2, 8)
-    h[:, 1] = torch.eye(8)[0]
-    assert measured([h])[0].median[0] == 4.5
-
-
 def test_a_pair_counts_once_however_many_sequences_have_it():
     h = torch.zeros(4, 5, 6)
     h[:, 0, 3] = torch.tensor([9.0, -10.0, 8.0, 7.0])
@@ -134,12 +128,6 @@ def test_the_list_is_no_longer_than_there_are_pairs():
     result = measured([hidden(2, 1, 3)], k=50)[1]
     assert result.value.shape == (1, 3)
     assert sorted(result.channel[0]) == [0, 1, 2]
-
-
-def test_collinear_states_have_rank_one_and_orthogonal_ones_the_width():
-    h = torch.randn(3, 4, 1, dtype=torch.float64) * torch.randn(7, dtype=torch.float64)
-    assert measured([h])[2].effective_rank[0] == pytest.approx(1, abs=1e-5)
-    assert measured([torch.eye(6).expand(2, 6, 6)])[2].effective_rank[0] == pytest.approx(6)
 
 
 def test_states_of_zeros_have_no_rank():

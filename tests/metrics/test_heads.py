@@ -61,6 +61,15 @@ def test_norms_entropy_logits_and_sinks_are_those_of_whole_matrices(arm, batch_s
         np.testing.assert_allclose(a["attention_entropy"][at], entropy.mean((0, 2)), rtol=1e-5)
         np.testing.assert_allclose(a["largest_logit"][at], np.where(causal, scores, -9e9).max((0, 2, 3)), rtol=1e-5)
         importance = share.sum(2) / queries
+        for kind, suffix in ((weights, ""), (share, "_normalised")):
+            if suffix and attention.rows_sum_to_one:
+                assert not [name for name in (*a, *found.scalars) if "normalised" in name]
+                continue
+            mass = kind[..., 1:, 0].mean((0, 2))
+            np.testing.assert_allclose(a[f"sink_mass{suffix}"][at], mass, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(a[f"importance{suffix}"][at], kind.sum(2).mean(0) / queries, rtol=1e-5)
+            mean = a[f"sink_mass{suffix}"].mean()
+            assert found.scalars[f"sink_mass{suffix}"] == pytest.approx(mean)
         for name, x in (("key", k), ("value", v)):
             norm = np.linalg.norm(x, axis=-1)
             np.testing.assert_allclose(a[f"{name}_norms"][at], norm.mean((0, 1)), rtol=1e-5)

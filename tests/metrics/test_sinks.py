@@ -181,15 +181,6 @@ def test_squares_are_of_all_that_a_query_sees(monkeypatch, block):
     np.testing.assert_allclose(shares, (a**2).sum(-1) / np.abs(a).sum(-1) ** 2)
 
 
-def test_the_certain_weight_of_the_first_token_on_itself_is_no_sink():
-    """Every later query avoids key 0: its mass is 0, though query 0 gives it 1."""
-    q, k = torch.ones(1, 1, 16, 8), torch.zeros(1, 1, 16, 8)
-    k[:, :, 0] = -10.0
-    result = measured([(q, k)], 16, 1.0)
-    assert result.mass.item() < 1e-20
-    assert result.importance[0, 0, 0] == pytest.approx(1 / 16)
-
-
 def test_the_rate_counts_importance_strictly_above_epsilon():
     """Two tokens of equal weights: key 0 has importance (1 + ½)/2 = .75, key 1 has .5."""
     layers = [(torch.zeros(3, 1, 2, 4, dtype=torch.float64), torch.zeros(3, 1, 2, 4, dtype=torch.float64))]

@@ -195,16 +195,6 @@ def test_positions_matter_only_where_there_are_any(positions, lively, random_tok
     assert difference < 1e-5 if positions == "none" else difference > 1e-2
 
 
-def test_rotary_scores_depend_on_the_distance_alone(lively):
-    """Two far-away stretches of one text give the same scores; every channel pair turns at its own speed."""
-    config = ModelConfig(**SMALL, rope_base=100.0)
-    positions = lively(config).positions
-    cos, sin = positions.place(50, torch.device("cpu")).rotation.double()
-    angles = np.arange(50)[:, None] * 100.0 ** (-np.arange(4) / 4)
-    np.testing.assert_allclose(cos.numpy(), np.cos(np.hstack([angles, angles])), atol=1e-7)
-    np.testing.assert_allclose(sin.numpy(), np.sin(np.hstack([-angles, angles])), atol=1e-7)
-
-
 def test_more_tokens_than_learned_positions_are_refused_and_not_wrapped(random_tokens):
     for max_seq_len in (1, 24):
         config = ModelConfig(**SMALL | {"max_seq_len": max_seq_len}, positions="learned")

@@ -15,6 +15,7 @@ from birthmark.errors import RunError
 from birthmark.measure.records import Snapshot
 from birthmark.metrics.quantities import LOGGED, MEASURED, SECTIONS
 from birthmark.metrics.quantity import AXES, Column, Quantity
+from birthmark.report.block_table import figures, print_snapshot
 from birthmark.report.csv_files import COLUMNS
 from birthmark.report.notebook import run_html
 from birthmark.report.run_page import build_report, summarise
@@ -194,6 +195,19 @@ def test_tables_have_a_column_of_each_scalar_with_its_control(run, pages, parse)
     console = Console(file=io.StringIO(), width=60)
     print_table(run, console)
     assert with_control not in console.file.getvalue()
+
+
+def test_the_table_of_blocks_has_their_columns_or_says_that_they_are_left_out(run):
+    (*_, taken), probe = run.snapshots(), {"n_sequences": 2, "seq_len": T, "dtype": "float32"}
+    by_block = [q.to_json() for q in MINE if q.name in ("gain", "depth", "norm")]  # one number for each block
+    snapshot = Snapshot(taken.summary | {"probe": probe, "seconds": 1.0, "quantities": by_block}, taken.arrays)
+    wide, narrow = (Console(width=width, file=io.StringIO()) for width in (350, 60))
+    for console in (wide, narrow):
+        print_snapshot(snapshot, console)
+    assert "gain" in wide.file.getvalue()
+    assert "gain" in narrow.file.getvalue().partition("no room for")[2].partition(":")[0]
+    found = [row.get("norm") for row in figures(snapshot)["layers"]]
+    assert found == [None, *snapshot.arrays["norm"].mean(1).tolist()]
 
 
 def test_a_new_quantity_of_ours_needs_its_declaration_alone(make_run, tmp_path, monkeypatch, parse):

@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from attention_arms import AGGREGATIONS, ARMS, AROUND, EXACT, GATES, NORMALISERS, SEVERAL_KEYS, TOGETHER
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from oracles import Seen, assert_gradients, slow_attention
 
 from birthmark.models.attention import normalisers
@@ -15,7 +13,6 @@ from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.attention.normalisers import Explicit, FusedSoftmax
 from birthmark.models.attention.positions import Placement, RotaryPositions
 from birthmark.models.attention.rotation import rotate, turning
-from birthmark.models.attention.scores import Scores
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
@@ -35,14 +32,6 @@ def build(kind, **config):
             spread = 0.35 if parameter.ndim == 2 else 1.0
             parameter.copy_(spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return module, config
-
-
-def weighted_sum_of(o, q=None, k=None):
-    """Outputs as if they had come from attention with these queries and keys."""
-    q, k = torch.zeros_like(o) if q is None else q, torch.zeros_like(o) if k is None else k
-    weighted = FusedSoftmax(Scores(q, k, 0.4, Placement()), torch.zeros_like(o), [], needs_weights=True)
-    weighted.o_BHTK = o
-    return weighted
 
 
 #: What each kind of positions is to one attention: whether it turns, and additions to scores by head and distance.
@@ -177,30 +166,6 @@ def test_an_aggregation_applies_to_the_blocks_named_and_no_others(name, blocks):
             expected = slow_attention(parameters, x, replace(config, attention=chosen))
             torch.testing.assert_close(block.attn(x, Placement()), expected)
             assert ("aggregate.gain" in parameters) == (chosen.aggregation == "headnorm")
-
-
-def test_head_wise_rms_is_one_before_the_gain_and_the_gain_is_shared_by_heads():
-    config = ModelConfig(d_model=D, n_heads=H, max_seq_len=32, norm_eps=1e-20, attention=AttentionConfig("headnorm"))
-    aggregate = Attention(config, 0).double().aggregate
-    assert aggregate.gain.shape == (D // H,)
-    o = torch.randn(B, H, T, D // H, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    o = o * torch.logspace(-3, 3, T, dtype=torch.float64)[:, None]  # sizes of every kind
-    rms = aggregate(weighted_sum_of(o), o).square().mean(-1).sqrt()
-    torch.testing.assert_close(rms, torch.ones_like(rms))
-
-
-@settings(max_examples=15, deadline=None)
-@given(length=st.integers(1, 24), spread=st.floats(0.0, 6.0), seed=st.integers(0, 50))
-def test_the_exact_factor_lies_between_one_and_that_of_uniform_attention(length, spread, seed):
-    generator = torch.Generator().manual_seed(seed)
-    q, k = (spread * torch.randn(1, H, length, 6, generator=generator, dtype=torch.float64) for _ in range(2))
-    weighted = weighted_sum_of(torch.ones_like(q), q, k)
-    factor = build(AttentionConfig("calibrated"))[0].aggregate(weighted, q)
-    n_eff = 1 / weighted.rows(0, length).square().sum(-1)
-    torch.testing.assert_close(factor, n_eff.sqrt()[..., None].expand_as(factor))
-    upper = torch.arange(1, length + 1, dtype=torch.float64)[:, None].sqrt()
-    assert bool((factor >= 1 - 1e-9).all())
-    assert bool((factor <= upper * (1 + 1e-9)).all())
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)

@@ -140,14 +140,6 @@ def test_scores_of_hundreds_overflow_nothing():
         assert bool(g.isfinite().all())
 
 
-def test_gradcheck_of_all_paths():
-    q, k, v = leaves(*make((1, 2, 5, 4))[:3])
-    assert torch.autograd.gradcheck(lambda *x: kernels.attention_with_lse(*x, 0.5), (q, k, v))
-    assert torch.autograd.gradcheck(lambda *x: kernels.visible_lse(*x, 0.5), (q, k))
-    assert torch.autograd.gradcheck(lambda *x: effective_tokens(*x, 0.5), (q, k))
-    assert torch.autograd.gradcheck(lambda *x: effective_tokens(*x, 0.5, False), (q, k))
-
-
 def test_views_of_other_strides_give_the_same_numbers():
     """Attention hands over transposed views, repeated keys and slices, never fresh tensors."""
     generator = torch.Generator().manual_seed(0)
