@@ -24,13 +24,9 @@ def planted(*, sinks=(), step=-1, **arrays):
     mass[[block - 1 for block in sinks], 1] = 0.9
     dominance = np.full((L + 1, T), 5.0)
     held = {
-        "sink_mass": mass,
-        "variance_discrepancy": np.ones(L),
-        "dominance": dominance,
-        "effective_rank": np.full(L + 1, 40.0),
-        "qk_cosine": np.full((L, H), 0.25),
-        "super_neurons": np.zeros(L),
-    } | arrays
+        "sink_mass": mass, "variance_discrepancy": np.ones(L), "dominance": dominance,
+        "effective_rank": np.full(L + 1, 40.0), "qk_cosine": np.full((L, H), 0.25), "super_neurons": np.zeros(L),
+    } | arrays  # fmt: skip
     bias = {
         "sink_mass": float(np.nanmean(held["sink_mass"])), "sink_mass_max": float(np.nanmax(held["sink_mass"])),
         "sink_uniform": UNIFORM, "sink_epsilon": 0.3, "super_neurons": float(np.nansum(held["super_neurons"])),

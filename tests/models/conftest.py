@@ -49,11 +49,7 @@ _OURS = {
     "mistral": ModelConfig(**_SMALL, n_kv_heads=2, mlp="swiglu", attention=AttentionConfig(window=5)),
     "qwen2": ModelConfig(**_SMALL, n_kv_heads=1, mlp="swiglu", attention=AttentionConfig(qkv_bias=True)),
     "qwen3": ModelConfig(
-        **_SMALL,
-        n_kv_heads=2,
-        mlp="swiglu",
-        head_dim=12,
-        tie_embeddings=True,
+        **_SMALL, n_kv_heads=2, mlp="swiglu", head_dim=12, tie_embeddings=True,
         attention=AttentionConfig(qk_norm="head"),
     ),
     "olmo2": ModelConfig(**_SMALL, mlp="swiglu", norm_placement="post", attention=AttentionConfig(qk_norm="width")),
@@ -72,16 +68,12 @@ _OURS = {
         experts=ExpertsConfig(n_experts=5, top_k=3, renormalise=False),
     ),
     "qwen3_moe": ModelConfig(
-        **_SMALL,
-        n_kv_heads=2,
-        mlp="swiglu",
-        head_dim=12,
-        attention=AttentionConfig(qk_norm="head"),
+        **_SMALL, n_kv_heads=2, mlp="swiglu", head_dim=12, attention=AttentionConfig(qk_norm="head"),
         experts=ExpertsConfig(n_experts=5, d_ff=20),
     ),
     "gpt_neox": ModelConfig(**_SMALL, norm="layernorm", bias=True, parallel_residual=True, rope_fraction=0.25),
     "arcee": ModelConfig(**_SMALL, n_kv_heads=2, mlp="gelu", rope_base=500.0),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=_OURS)

@@ -13,16 +13,9 @@ from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder
 
 # Odd sizes: 7 rows over 2, 3 and 2 × 2 ranks, so that some hold a shorter shard or none.
 CONFIG = {
-    "d_model": 10,
-    "n_layers": 1,
-    "n_heads": 2,
-    "vocab_size": 7,
-    "max_seq_len": 8,
-    "mlp": "gelu",
-    "bias": True,
-    "positions": "none",
-    "norm": "layernorm",
-}
+    "d_model": 10, "n_layers": 1, "n_heads": 2, "vocab_size": 7, "max_seq_len": 8, "mlp": "gelu", "bias": True,
+    "positions": "none", "norm": "layernorm",
+}  # fmt: skip
 MESHES = {"2": [2], "3": [3], "2x2": [2, 2]}
 #: Placements of matrices by the axes of a mesh: along columns; along columns, then rows; replicas of columns.
 COLUMNS = {"1": [[2], [1]], "1 of 3": [[3], [1]], "1, 0": [[2, 2], [1, 0]], "replicas, 1": [[2, 2], [None, 1]]}

@@ -46,13 +46,9 @@ def _make_snapshot(step, rng, *, n_layers=3, n_heads=2, vocab=120, length=16, st
         for i, t in enumerate(order)
     ]
     summary = {
-        "step": step,
-        "tokens": step * 100,
-        "init_seed": 0,
-        "vocab_size": vocab,
-        "bias": scalars | bias,
+        "step": step, "tokens": step * 100, "init_seed": 0, "vocab_size": vocab, "bias": scalars | bias,
         "top_tokens": top,
-    }
+    }  # fmt: skip
     return Snapshot(summary, {name: array for name, array in arrays.items() if only is None or name in only})
 
 
