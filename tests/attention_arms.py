@@ -88,10 +88,7 @@ GATES = {
         gate=gate, gate_at=at, gate_input=read, gate_activation=activation
     )
     for gate, at, read, activation in product(
-        ("head", "channel"),
-        ("output", "value", "key", "query", "projection"),
-        ("input", "value"),
-        ("sigmoid", "silu"),
+        ("head", "channel"), ("output", "value", "key", "query", "projection"), ("input", "value"), ("sigmoid", "silu")
     )
     if not (gate == "head" and at == "projection")
 }

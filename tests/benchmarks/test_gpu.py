@@ -238,13 +238,7 @@ def test_an_error_is_a_row_and_the_rest_goes_on(gpu, run):
     ]
     status, found = run(cases)
     assert status == 1
-    assert seen(found) == [
-        ("a", "ok", 1),
-        ("b", "ok", 2),
-        ("b", "failed", None),
-        ("c", "failed", None),
-        ("d", "ok", 3),
-    ]
+    assert seen(found) == [("a", "ok", 1), ("b", "ok", 2), ("b", "failed", None), ("c", "failed", None), ("d", "ok", 3)]
     assert [row["note"] for row in found if row["status"] == "failed"] == [
         "ValueError: no such",
         "OutOfMemoryError: CUDA out of memory",

@@ -366,11 +366,7 @@ def test_blocks_whose_units_are_not_seen_are_named(family, family_model):
         ({}, {"kind": "ablate_value", "positions": ()}, "positions: kind ablate_value needs one"),
         ({"attention": {"normaliser": "sigmoid"}}, {"kind": "mask"}, "no plain softmax"),
         ({"attention": {"aggregation": "calibrated"}}, {"kind": "mask"}, "calibrated by its weights"),
-        (
-            {"experts": {"n_experts": 4}},
-            {"kind": "ablate_unit", "units": (1,)},
-            "layers 1: its",
-        ),
+        ({"experts": {"n_experts": 4}}, {"kind": "ablate_unit", "units": (1,)}, "layers 1: its"),
     ],
 )
 def test_what_is_impossible_is_said(changes, what, match):

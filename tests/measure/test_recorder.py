@@ -269,11 +269,7 @@ def test_the_loop_in_the_docs_runs(llama, token_batches, tmp_path, monkeypatch, 
     (code,) = [block.split("```")[0] for block in section.split("```python\n")[1:] if "recorder.take" in block]
     monkeypatch.chdir(tmp_path)
     model = llama()
-    scope = {
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters()),
-        "batches": [token_batches[0]] * 500,
-    }
+    scope = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batches": [token_batches[0]] * 500}
     exec(code, scope)
     snapshots = RunDir(tmp_path / "bias").snapshots()
     assert [snapshot.step for snapshot in snapshots] == [0, 500]

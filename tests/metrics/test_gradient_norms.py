@@ -44,9 +44,6 @@ def test_a_layer_without_attention_is_nan_and_a_broken_gradient_inf():
     assert np.isnan(found.attention).all()
 
 
-@pytest.mark.parametrize(
-    ("norms", "ratio"),
-    [([4, 1, 3], 2), ([0, 0, 0], 1), ([0, 1, 1], 0), ([3, 0, 0], np.inf)],
-)
+@pytest.mark.parametrize(("norms", "ratio"), [([4, 1, 3], 2), ([0, 0, 0], 1), ([0, 1, 1], 0), ([3, 0, 0], np.inf)])
 def test_the_first_over_the_mean_of_the_others(norms, ratio):
     assert first_over_others(np.array([*norms, np.nan], dtype=float)) == ratio

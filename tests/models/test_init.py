@@ -284,8 +284,7 @@ ARMS = {
     "released": replace(SMALL, attention=AttentionConfig(aggregation="headnorm_released")),
     "learned_sink": replace(SMALL, attention=AttentionConfig(normaliser="softmax_sink")),
     "calibrated": replace(
-        SMALL,
-        attention=AttentionConfig(aggregation="calibrated", calibration=CalibrationConfig(correlation="learned")),
+        SMALL, attention=AttentionConfig(aggregation="calibrated", calibration=CalibrationConfig(correlation="learned"))
     ),
 }
 

@@ -123,10 +123,7 @@ REFUSED = {
     ),
     "no module": ({"normaliser": "no_such:A"}, "no_such:A: cannot be imported (ModuleNotFoundError: No module named"),
     "no class": ({"normaliser": "my_arms:A"}, "my_arms:A: cannot be imported (AttributeError: module 'my_arms' has no"),
-    "another class": (
-        {"gate": "collections:OrderedDict"},
-        "derive it from birthmark.models.attention.attention.Plain",
-    ),
+    "another class": ({"gate": "collections:OrderedDict"}, "derive it from birthmark.models.attention.attention.Plain"),
     "a part of another kind": ({"normaliser": "my_arms:Scaled"}, "derive it from birthmark.models.attention.normalise"),
     "a function": ({"normaliser": "os:getcwd"}, "os:getcwd: derive it from birthmark.models.attention.normalisers.Sof"),
     "one that raises": ({"gate": "my_arms:Broken"}, "my_arms:Broken: cannot be made (ValueError: two lines)"),

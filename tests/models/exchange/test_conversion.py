@@ -12,12 +12,7 @@ from birthmark.errors import UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
 from birthmark.models.exchange.conversion import config_from_json, config_to_json, family_of, tensor_mappings
-from birthmark.models.exchange.pretrained import (
-    load_pretrained,
-    read_pretrained,
-    save_pretrained,
-    write_pretrained,
-)
+from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained, save_pretrained, write_pretrained
 from birthmark.models.exchange.written_layout import layout_of
 from birthmark.trainer.by_name.shipped_configs import find_config
 

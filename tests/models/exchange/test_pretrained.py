@@ -15,12 +15,7 @@ from birthmark.errors import RunError, UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import InitConfig
 from birthmark.models.exchange.conversion import family_of
-from birthmark.models.exchange.pretrained import (
-    load_pretrained,
-    read_pretrained,
-    save_pretrained,
-    write_pretrained,
-)
+from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained, save_pretrained, write_pretrained
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
