@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..findings.verdict import Verdict
     from ..report.notebook import Captioned
+    from ..report.table import Table
 
 #: Characters of a line of text.
 _WIDTH = 100
@@ -33,9 +34,9 @@ class Displayed(ABC):
         """Return few figures: name, number, and what it is to be judged against."""
         return ()
 
-    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        """Return headings and rows of cells."""
-        return (), ()
+    def _table(self) -> Table | None:
+        """Build the table of its numbers."""
+        return None
 
     def _pictures(self) -> Sequence[Captioned]:
         """Return its pictures, which only HTML shows."""

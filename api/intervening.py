@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ..report.notebook import Captioned
+    from ..report.table import Table
 
 
 #: Figures by block → the label of each.
@@ -96,18 +97,20 @@ class InterventionResult(Displayed):
     def _sentences(self) -> list[str]:
         return [self.sentence]
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def _table(self) -> Table:
+        from ..report.table import Column, Table
+
         names = {"attention": ".3f", "attention_to_first": ".3f", "state_norm": ",.0f"}
         arrays = {name: self[name] for name in names}
         rows = []
         for dose in range(len(self.found.passes)):
             for place, key in enumerate(self.found.keys):
-                means = [(name, arrays[name].isel(dose=dose, position=place).values) for name in names]
+                means = [float(np.nanmean(arrays[name].isel(dose=dose, position=place).values)) for name in names]
                 value = arrays["attention"].coords["dose"][dose]
-                cells = [format_value(float(np.nanmean(found)), names[name]) for name, found in means]
                 changed = format_value(value, "g") if len(self.found.what.doses) > 1 else "changed"
-                rows.append(["unchanged" if np.isnan(value) else changed, str(key), *cells])
-        return ["dose", "position", *(f"{_FIGURES[name]}, mean" for name in names)], rows
+                rows.append(["unchanged" if np.isnan(value) else changed, key, *means])
+        columns = [Column(f"{_FIGURES[name]}, mean", format=spec) for name, spec in names.items()]
+        return Table([Column("dose", "name"), Column("position"), *columns], rows)
 
     def _pictures(self) -> list[Captioned]:
         from ..report.pictures.single_commands import dose_panels

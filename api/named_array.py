@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+    from ..report.table import Table
+
 #: Rows and columns that a notebook shows of an array.
 _MOST_CELLS = 40
 
@@ -119,14 +121,18 @@ class NamedArray(Displayed):
         found = {"mean": held.mean(), "least": held.min(), "largest": held.max()}
         return [(name, format_value(float(value), ".4g"), "") for name, value in found.items()]
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def _table(self) -> Table | None:
+        from ..report.table import Column, Table
+
         if self.values.ndim not in (1, 2) or max(self.shape) > _MOST_CELLS or self.values.dtype.kind not in "fiu":
-            return [], []
+            return None
         rows, *columns = self.dims
-        head = [f"{columns[0]} {place}" for place in self.coords[columns[0]]] if columns else [self.name]
-        table = self.values if columns else self.values[:, None]
-        cells = [[format_value(float(value), ".4g") for value in row] for row in table]
-        return [rows, *head], [[str(at), *row] for at, row in zip(self.coords[rows], cells, strict=True)]
+        titles = [f"{columns[0]} {place}" for place in self.coords[columns[0]]] if columns else [self.name]
+        numbers = self.values if columns else self.values[:, None]
+        return Table(
+            [Column(rows, "name"), *(Column(title, format=".4g") for title in titles)],
+            [[at, *row] for at, row in zip(self.coords[rows], numbers.tolist(), strict=True)],
+        )
 
     def __repr__(self) -> str:
         return f"<{self._title()}>\n{np.array2string(self.values, precision=4, threshold=20)}"

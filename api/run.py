@@ -14,7 +14,6 @@ from rich.console import Console
 
 from ..errors import UsageError
 from ..files import user_path
-from ..findings.numbers import format_value
 from ..measure.records import RunDir, metrics_by_step
 from ..models.config import dotted
 from ..trainer.by_name.names import whole_run
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ..findings.verdict import Verdict
+    from ..report.table import Table
     from ..trainer.run import Outcome
     from .model import Model
 
@@ -60,11 +60,13 @@ class Metrics(Displayed):
     def _sentences(self) -> list[Verdict]:
         return [verdict for verdict in headlines(self._run) if verdict.key == "loss"]
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def _table(self) -> Table:
+        from ..report.table import Column, Table
+
         found = [(name, self[name].values) for name in self.names]
-        ends = [(name, len(values), values[0], values[-1], np.nanmin(values)) for name, values in found if len(values)]
-        rows = [[name, f"{n:,}", *(format_value(float(v), ".4g") for v in rest)] for name, n, *rest in ends]
-        return ["metric", "steps", "first", "last", "least"], rows
+        rows = [(name, len(values), values[0], values[-1], np.nanmin(values)) for name, values in found if len(values)]
+        ends = (Column(title, format=".4g") for title in ("first", "last", "least"))
+        return Table([Column("metric", "name"), Column("steps", format=",d"), *ends], rows)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\n{', '.join(self.names)}"

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from rich.console import Console
-from rich.text import Text
 
-from ..files import csv_text, strict, write_text
+from ..files import strict, write_text
 from ..metrics.weight_kinship import FEWEST_TENSORS, LEAST_COSINE
-from ..report.charts.chart_page import Block, Fold, Panels, Prose, Table, render_page
+from ..report.charts.chart_page import Block, Fold, Panels, Prose, render_page
 from ..report.charts.specs import CurvePanel, MatrixPanel, PageRun, Series
 from ..report.csv_files import check_data_folder, data_folder, write_csv_files
-from ..report.terminal import Heading, print_table
-from ..report.text import format_value, one_line, shorten
+from ..report.table import Cell, Column, Table
+from ..report.text import shorten
 from .audit import Audit
 from .checkpoint import Judged, listed
 from .training_order import Place, at_step
@@ -91,24 +89,30 @@ def as_json(found: Audit) -> dict[str, Any]:
 def print_audit(found: Audit, console: Console) -> None:
     """Print the sentence, a row for each checkpoint, and the faults below."""
     console.print(sentence(found), highlight=False, soft_wrap=True, markup=False)
-    numbers = ("step", "cosine with first", "from previous")
-    rows: list[list[str | Text]] = [
-        [
-            one.name,
-            "–" if one.member.step is None else str(one.member.step),
-            format_value(one.cosine_with_first, ".3f"),
-            format_value(one.distance_from_previous, ".3f"),
-            Text(one.verdict, style="red" if one.findings else "yellow" if one.is_open else "green"),
-        ]
-        for one in found.judged
-    ]
-    headings = [Heading("checkpoint", "name"), *map(Heading, numbers), Heading("verdict", "text")]
-    print_table(console, headings, rows)
+    _checkpoints(found).without("evidence").print(console)
     for line in notes_of_suite(found):
         console.print(f"note: {line}", highlight=False, soft_wrap=True, markup=False)
     for one in found.judged:
         for text in (*(finding.what for finding in one.findings), *(f"note: {note}" for note in one.notes)):
             console.print(f"{one.name}: {text}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _checkpoints(found: Audit) -> Table:
+    columns = [
+        Column("checkpoint", "name"),
+        Column("step"),
+        Column("cosine with first", format=".3f", key="cosine_with_first"),
+        Column("from previous", format=".3f", key="distance_from_previous"),
+        Column("verdict", "text"),
+        Column("evidence", "prose"),
+    ]
+    rows = []
+    for one in found.judged:
+        look = "red" if one.findings else "yellow" if one.is_open else "green"
+        verdict = Cell(one.verdict, look=look, strong=bool(one.findings))
+        numbers = (one.member.step, one.cosine_with_first, one.distance_from_previous)
+        rows.append([one.name, *numbers, verdict, tuple(finding.what for finding in one.findings)])
+    return Table(columns, rows)
 
 
 # ---------------------------------------------------------------- the page
@@ -140,11 +144,7 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
     blocks: list[Block] = [
         Prose(f"{_capital(sentence(found))}."),
         *_curves(found),
-        Table(
-            ["checkpoint", "step", "cosine with first", "from previous", "verdict", "evidence"],
-            [[one.name, *_cells(one)] for one in found.judged],
-            texts=(0, 4, 5),
-        ),
+        _checkpoints(found),
     ]
     notes = [f"{_capital(line)}." for line in notes_of_suite(found)]
     notes += [f"{one.name}: {note}." for one in found.judged for note in one.notes]
@@ -158,24 +158,12 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
     folder = data_folder(out)
     check_data_folder(folder)
     page = render_page(title, blocks, runs=_LINES, about="Birthmark audit", data=folder.name)
-    write_csv_files(folder, {"checkpoints.csv": _checkpoints_csv(found), "pairs.csv": _pairs_csv(found)})
+    write_csv_files(folder, {"checkpoints.csv": _checkpoints(found).csv(), "pairs.csv": _pairs(found).csv()})
     write_text(out, page)
 
 
 def _capital(line: str) -> str:
     return line[:1].upper() + line[1:]
-
-
-def _cells(one: Judged) -> list[str | Markup]:
-    step = "–" if one.member.step is None else str(one.member.step)
-    numbers = [format_value(value, ".3f") for value in (one.cosine_with_first, one.distance_from_previous)]
-    return [step, *numbers, Markup("<b>{}</b>").format(one.verdict) if one.findings else one.verdict, _evidence(one)]
-
-
-def _evidence(one: Judged) -> Markup:
-    """Put the findings into lines that may be broken."""
-    lines = Markup("<br>").join(one_line(finding.what) for finding in one.findings)
-    return Markup('<span class="evidence">{}</span>').format(lines) if lines else lines
 
 
 def _by_place(one: Judged) -> tuple[bool, Place]:
@@ -225,17 +213,7 @@ def _matrix(found: Audit) -> MatrixPanel:
     )  # fmt: skip
 
 
-def _checkpoints_csv(found: Audit) -> str:
-    rows = [
-        [one.name, *("" if x is None or x != x else x for x in (one.member.step, one.cosine_with_first,
-         one.distance_from_previous)), one.verdict, " | ".join(finding.what for finding in one.findings)]
-        for one in found.judged
-    ]  # fmt: skip
-    titles = ["checkpoint", "step", "cosine_with_first", "distance_from_previous", "verdict", "evidence"]
-    return csv_text([titles, *rows])
-
-
-def _pairs_csv(found: Audit) -> str:
+def _pairs(found: Audit) -> Table:
     names, n = [one.member.name for one in found.compared], len(found.compared)
     rows = [[names[a], names[b], float(found.cosine_MM[a, b])] for a in range(n) for b in range(a + 1, n)]
-    return csv_text([["a", "b", "cosine"], *rows])
+    return Table([Column("a"), Column("b"), Column("cosine")], rows)

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ..models.attention.kernel_choice import kernel_sentence
 from ..models.config import ModelConfig
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.parameter_shapes import n_idle, parameter_shapes
+from ..report.table import Cell, Column, Table
 from ..trainer.throughput import flops_per_token
 
 #: Bytes per parameter of a training run in float32 or bf16-mixed: weights, gradients and two AdamW moments in float32.
@@ -64,13 +64,11 @@ def describe_shapes(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, 
 
 def print_description(description: dict[str, Any], console: Console) -> None:
     """Print the description from :func:`describe` as a table."""
-    table = Table("part", "parameters", "share", box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for part, count in description["parameters"].items():
-        table.add_row(part, f"{count:,}", f"{100 * count / description['n_params']:.1f} %")
-    table.add_row("[bold]all", f"[bold]{description['n_params']:,}", "")
-    console.print(table)
+    n_params = description["n_params"]
+    columns = [Column("part", "name"), Column("parameters", format=",d"), Column("share", format="percent")]
+    rows: list[list[object]] = [[part, count, count / n_params] for part, count in description["parameters"].items()]
+    rows.append([Cell("all", look="bold"), Cell(n_params, look="bold"), ""])
+    Table(columns, rows).print(console, ruled=False)
     if description.get("n_active", description["n_params"]) != description["n_params"]:
         console.print(f"parameters per token      {description['n_active']:,}", highlight=False)
     memory = ", ".join(f"{part} {size / 2**30:.2f} GiB" for part, size in description["memory"].items())

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..measure.passes import sequences_of_pass
-from ..report.terminal import Heading, print_table
+from ..report.table import Cell, Column, Table
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.gpu_specs import GPUS
 from ..trainer.strategies.table import STRATEGIES
@@ -139,11 +137,12 @@ def _seconds(value: float | None) -> str:
 def print_memory(plan: Plan, cluster: Cluster, console: Console) -> None:
     """Print the memory of one process at the peak, by part, and if it fits."""
     batches = "micro-batches" if plan.accumulate > 1 else "micro-batch"
-    table = Table("one process", "GB", "", box=None, pad_edge=False)
-    table.columns[1].justify = "right"
-    for part, n_bytes in plan.parts.items():
-        table.add_row(_WORDS[part], _gb(n_bytes), "estimated" if part in plan.estimated else "")
-    table.add_row("[bold]peak", f"[bold]{_gb(plan.peak)}", f"in {_WORDS[plan.phase]}")
+    rows: list[list[object]] = [
+        [_WORDS[part], n_bytes / 1e9, "estimated" if part in plan.estimated else ""]
+        for part, n_bytes in plan.parts.items()
+    ]
+    peak = [Cell("peak", look="bold"), Cell(plan.peak / 1e9, look="bold"), f"in {_WORDS[plan.phase]}"]
+    columns = [Column("one process", "text"), Column("GB", format=".2f"), Column("", "text")]
     console.print(
         f"{plan.strategy}{f' ÷ {plan.context_parallel}' if plan.context_parallel > 1 else ''}, micro-batch "
         f"{plan.micro_batch_size}, {plan.accumulate} {batches} a step, activation "
@@ -151,7 +150,7 @@ def print_memory(plan: Plan, cluster: Cluster, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    console.print(table)
+    Table(columns, [*rows, peak]).print(console, ruled=False)
     verdict = "fits" if plan.fits else "does not fit"
     console.print(f"[bold]{verdict}: {_gb(cluster.memory)} GB are for tensors", highlight=False)
     if plan.host_per_node:
@@ -219,22 +218,22 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
             + (f" × {plan.replicas}" if plan.replicas > 1 else "")
             + (f" ÷ {plan.context_parallel}" if plan.context_parallel > 1 else ""),
             plan.activation_checkpointing,
-            str(plan.micro_batch_size),
-            _gb(plan.peak),
+            plan.micro_batch_size,
+            plan.peak / 1e9,
             _seconds(plan.step_seconds),
             _seconds(plan.sending_seconds),
             _seconds(plan.whole_seconds),
             mark,
         ]
-        rows.append([Text(cell, style=look) for cell in cells])
+        rows.append([Cell(cell, look=look) for cell in cells])
     console.print(
         f"\nAlternatives, each with the largest micro-batch that leaves {100 * MARGIN:g} % of that memory free:",
         highlight=False,
         soft_wrap=True,
     )
-    numbers = ("micro-batch", "peak GB", "computing", "sending", "a step")
-    headings = [Heading("strategy", "name"), Heading("checkpointing", "name"), *map(Heading, numbers)]
-    print_table(console, [*headings, Heading("", "text")], rows)
+    columns = [Column("strategy", "name"), Column("checkpointing", "name"), Column("micro-batch")]
+    columns += [Column("peak GB", format=".2f"), Column("computing"), Column("sending"), Column("a step")]
+    Table([*columns, Column("", "text")], rows).print(console)
     if any(plan.replicas > 1 for plan in plans):
         console.print("strategy × N: trainer.replicas N, groups that each hold the whole model", highlight=False)
     if any(plan.context_parallel > 1 for plan in plans):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 
 from ..files import strict
 from ..findings.history import RunHistory
@@ -14,7 +12,8 @@ from ..metrics.quantities import MEASURED, by_block
 from ..metrics.quantity import Column, Quantity
 from ..models.exchange.gguf_header import kinds_in_words
 from .run_history import PROBES
-from .terminal import Heading, print_left_out, print_table, table_width
+from .table import Column as TableColumn
+from .table import Table
 from .text import format_value
 from .verdicts import printed, snapshot_verdicts
 
@@ -47,23 +46,16 @@ def _key(quantity: Quantity, column: Column, prefix: str) -> str:
     return prefix.replace(".", "_") + (column.key or quantity.name)
 
 
-Entry = tuple[Quantity, Column, str]
-"""A quantity, its column, and the prefix of its probe."""
-
-
-def _table(kept: Sequence[Entry], rows: list[dict[str, float]]) -> tuple[list[Heading], list[list[str]]]:
-    """Build headings and cells of the table of blocks."""
-    headings = [Heading("block"), *(Heading(_title(entry)) for entry in kept)]
-    cells = [
-        [str(int(row["layer"]) or "embed"), *(format_value(row.get(_key(*entry)), entry[0].format) for entry in kept)]
-        for row in rows
-    ]
-    return headings, cells
-
-
-def _title(entry: Entry) -> str:
-    quantity, column, prefix = entry
-    return quantity.heading(column) + ("\non text" if prefix else "")
+def _table(snapshot: Snapshot) -> Table:
+    """Build the table of blocks."""
+    rows = layers(snapshot)
+    columns = [TableColumn("block")]
+    for quantity, shown in by_block(snapshot.quantities.values()):
+        for prefix in ("text.", ""):
+            key, title = _key(quantity, shown, prefix), quantity.heading(shown) + ("\non text" if prefix else "")
+            if any(key in row for row in rows):
+                columns.append(TableColumn(title, format=quantity.format, key=key, gives_way=shown.gives_way))
+    return Table.of(columns, [{"block": int(row["layer"]) or "embed", **row} for row in rows])
 
 
 def print_snapshot(snapshot: Snapshot, console: Console) -> None:
@@ -71,23 +63,14 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     found = snapshot_verdicts(RunHistory.of_snapshot(snapshot))
     console.print(printed(found, ascii_only=console.options.ascii_only))
     console.print()
-    probe, rows = snapshot.summary["probe"], layers(snapshot)
-    shown = by_block(snapshot.quantities.values())
-    every = [(quantity, column, prefix) for quantity, column in shown for prefix in ("text.", "")]
-    every = [entry for entry in every if any(_key(*entry) in row for row in rows)]
-    kept = every
-    for given_way in sorted({0, *(column.gives_way for _, column in shown)}):
-        kept = [entry for entry in every if not 0 < entry[1].gives_way <= given_way]
-        if table_width(*_table(kept, rows)) <= console.width:
-            break
-    print_table(console, *_table(kept, rows), n_leading=1)
-    print_left_out(console, [_title(entry) for entry in every if entry not in kept], "--json prints every column")
+    probe = snapshot.summary["probe"]
+    _table(snapshot).print(console, all_columns="--json prints every column")
     console.print()
     for place in snapshot.summary.get("unseen", ()):
         console.print(f"not seen: {place}", highlight=False, markup=False, soft_wrap=True)
     for reason in snapshot.summary.get("not_measured", ()):
         console.print(f"not measured: {reason}", highlight=False, markup=False, soft_wrap=True)
-    grid = Table.grid(padding=(0, 2))
+    grid = Grid.grid(padding=(0, 2))
     scalars = [(name, format_value(value, ".4g")) for name, value in snapshot.bias.items()]
     text = snapshot.summary.get("bias_text", {})
     scalars += [

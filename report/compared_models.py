@@ -19,7 +19,7 @@ from .figure import save_panel, save_panels
 from .pictures.panels import evenly_spaced
 from .pictures.saving import save_png
 from .pictures.several_models import draw_layer_matrices
-from .terminal import Heading, print_table
+from .table import Column, Table
 from .text import format_value, without_shared_folder
 
 #: KL in nats per token up to which two models predict alike: float32's rounding.
@@ -84,26 +84,27 @@ def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console:
         console.print(in_ascii(sentence) if console.options.ascii_only else sentence, highlight=False, markup=False)
     steps, lines = any(one.step is not None for one in found), any(one.lines for one in found)
     losses = any(one.pairs.loss_AT is not None for one in found)
-    shown = ["CKA,\nlast states", "KL(A ‖ B)", "KL(B ‖ A)"] + ["loss of A", "loss of B"] * losses + ["barrier"] * lines
-    headings = [*([Heading("step")] * steps), Heading("A", "name"), Heading("B", "name"), *map(Heading, shown)]
+    columns = [*([Column("step")] * steps), Column("A", "name"), Column("B", "name")]
+    columns += [Column("CKA,\nlast states", format=".3f"), Column("KL(A ‖ B)"), Column("KL(B ‖ A)")]
+    columns += [Column("loss of A", format=".4f"), Column("loss of B", format=".4f")] * losses
+    columns += [Column("barrier")] * lines
     rows = []
     for one in found:
         names, pairs = without_shared_folder(one.pairs.names), one.pairs
         cka_AA, kl_AA, se_AA, loss_A = pairs.last_cka(), pairs.mean_kl(), pairs.kl_se_AA, pairs.mean_loss()
         barriers = {(line.a, line.b): line.barrier for line in one.lines}
         for a, b in combinations(range(len(names)), 2):
-            cells = [format_value(float(cka_AA[a, b]), ".3f")]
+            cells: list[object] = [cka_AA[a, b]]
             cells += [
                 f"{format_value(kl_AA[i, j], '.4g')} ± {format_value(se_AA[i, j], '.1g')}" for i, j in ((a, b), (b, a))
             ]
             if loss_A is not None:
-                cells += [format_value(loss_A[i], ".4f") for i in (a, b)]
+                cells += [loss_A[a], loss_A[b]]
             if lines:
                 barrier = barriers[a, b]
                 cells.append(f"{barrier.height:.4f} at α {barrier.alpha:.2g}" if barrier.height > 0 else "none")
-            leading = [str(one.step)] if steps else []
-            rows.append([*leading, names[a], names[b], *cells])
-    print_table(console, headings, rows)
+            rows.append([*([one.step] * steps), names[a], names[b], *cells])
+    Table(columns, rows).print(console)
 
 
 def _numbers(found: Sequence[Compared]) -> list[LabelledArray]:

@@ -25,7 +25,7 @@ from .csv_files import check_data_folder, data_folder, write_csv_files
 from .pictures.style import RUN_COLOURS, THEME
 from .sections.chain import LINKS
 from .sections.section import Section, csv_texts
-from .text import format_value, printable, shorten
+from .text import format_value, printable
 
 
 def write_page(out: Path, sections: Iterable[Section], make: Callable[[str], str]) -> None:
@@ -78,7 +78,6 @@ def _environment() -> jinja2.Environment:
         "value": format_value,
         "colour": colour_variable,
         "explained": explained,
-        "shorten": lambda text: shorten(text, 32),
     }
     return environment
 

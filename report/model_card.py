@@ -12,7 +12,8 @@ from ..metrics.quantities import LOGGED
 from ..models.config import ModelConfig, dotted
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.parameter_shapes import n_idle, parameter_shapes
-from .text import format_value, markdown_table, one_line
+from .table import Column, Table
+from .text import format_value, one_line
 from .verdicts import of_snapshot
 
 _LOAD = """```python
@@ -212,6 +213,5 @@ def dequantised_card(
     return "\n\n".join(parts)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [[one_line(cell).replace("|", "\\|") for cell in row] for row in rows]
-    return markdown_table(head, cells, n_text=len(head))
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return Table([Column(title, "text") for title in titles], rows).markdown()

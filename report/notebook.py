@@ -30,7 +30,8 @@ from .sections.snapshot_view import SnapshotView
 from .sections.training import LOSS
 from .sections.training_view import TrainingView
 from .sections.value_aggregation import AGGREGATION
-from .snapshot_table import table_columns
+from .snapshot_table import table_columns, table_of_snapshots
+from .table import Table
 from .text import format_value, step_in_words, without_shared_folder
 from .verdicts import (
     MARKS,
@@ -71,8 +72,7 @@ def run_html(run: RunDir) -> str:
         of_run(history),
         _first_pictures(_OF_RUN, section, view) if history.snapshots or history.metrics else [],
         sentences=[verdict for verdict in verdicts(history) if verdict.headline],
-        columns=table_columns(history.rows, view.quantities),
-        rows=history.rows,
+        table=table_of_snapshots(history.rows, table_columns(history.rows, view.quantities)),
     )
 
 
@@ -116,12 +116,11 @@ def object_html(
     title: str,
     sentences: Sequence[Verdict | str],
     figures: Sequence[KeyFigure],
-    table: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ()),
+    table: Table | None = None,
     pictures: Sequence[Captioned] = (),
 ) -> str:
     """Render any object: its sentences, few figures, a table and pictures."""
-    headings, cells = table
-    return _render(title, figures, pictures, sentences=sentences, headings=headings, cells=cells, may_draw=False)
+    return _render(title, figures, pictures, sentences=sentences, table=table, may_draw=False)
 
 
 def snapshots_html(run: RunDir) -> str:
@@ -132,9 +131,8 @@ def snapshots_html(run: RunDir) -> str:
     """
     (history,) = read_runs([run])
     found = [verdict for verdict in verdicts(history) if verdict.headline]
-    columns = table_columns(history.rows, TrainingView([history]).quantities)
-    title = f"Snapshots of {history.name}"
-    return _render(title, [], [], sentences=found, columns=columns, rows=history.rows, may_draw=False)
+    table = table_of_snapshots(history.rows, table_columns(history.rows, TrainingView([history]).quantities))
+    return _render(f"Snapshots of {history.name}", [], [], sentences=found, table=table, may_draw=False)
 
 
 def _first_pictures(links: Iterable[Link], fill: Any, view: TrainingView | SnapshotView) -> list[Captioned]:
@@ -155,7 +153,8 @@ def _render(
     pictures: Sequence[Captioned],
     *,
     sentences: Sequence[Verdict | str] = (),
-    **table: Any,
+    table: Table | None = None,
+    may_draw: bool = True,
 ) -> str:
     shown = [(panel.unit, Markup(_resolved(still(panel, caption))), caption) for panel, caption in pictures]
     return render(
@@ -166,7 +165,8 @@ def _render(
         colours={"ink": INK, "muted": MUTED, "grid": GRID},
         legend=legend_of_marks(said for said in sentences if not isinstance(said, str)),
         sentences=[("", said) if isinstance(said, str) else (MARKS[said.tone][0], said.sentence) for said in sentences],
-        **{"columns": [], "rows": [], "headings": [], "cells": [], "may_draw": True, **table},
+        table=table,
+        may_draw=may_draw,
     )
 
 

@@ -21,7 +21,7 @@ from ..findings.compared_runs import (
 from ..findings.history import Start, start_of_all
 from ..findings.inactive_sections import why_inactive
 from ..measure.records import RunDir
-from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, Table, render_page
+from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, render_page
 from .charts.run_panels import panels_of_runs, steps_are_wide
 from .charts.specs import ChartPanel, CurvePanel, PageRun, RankingPanel
 from .charts.stills import run_variable
@@ -31,7 +31,8 @@ from .sections.chain import sections_over_training
 from .sections.preference import favourites
 from .sections.training_view import PICTURED, TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
-from .snapshot_table import table_columns
+from .snapshot_table import table_columns, table_of_snapshots
+from .table import Column, Table
 from .text import MISSING, counted, format_value, printable, step_in_words
 from .verdicts import Verdict, legend_of_marks, of_run, verdicts
 
@@ -147,11 +148,10 @@ def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]
     values = [[printable(value or MISSING) for value in row] for row in comparison.values]
     names = [_swatch(run.index) + escape(run.name) for run in runs]
     if len(comparison.fields) > max(len(runs), 4):
-        fields = [[field, *column] for field, *column in zip(comparison.fields, *values, strict=True)]
-        table = Table(["field", *(run.name for run in runs)], fields, texts=range(1 + len(runs)))
+        titles, rows = ["field", *(run.name for run in runs)], list(zip(comparison.fields, *values, strict=True))
     else:
-        rows = [[name, *row] for name, row in zip(names, values, strict=True)]
-        table = Table(["run", *comparison.fields], rows, texts=range(1 + len(comparison.fields)))
+        titles, rows = ["run", *comparison.fields], [(name, *row) for name, row in zip(names, values, strict=True)]
+    table = Table([Column(title, "text") for title in titles], rows)
     if max(len(runs), len(comparison.fields)) > 12:
         return [Fold("Where the configs differ", [table], note=f"{len(comparison.fields)} fields of {len(runs)} runs")]
     return [table]
@@ -212,8 +212,8 @@ def _paired(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
         ]
         if said:
             caption += f" Not finite or not recorded, so that the pair is left out: {'; '.join(said)}."
-        headings = [when, a, b, "difference", *(["95 % interval", "pairs"] if with_interval else [])]
-        blocks.append(Table(headings, rows, caption=caption))
+        titles = [a, b, "difference", *(["95 % interval", "pairs"] if with_interval else [])]
+        blocks.append(Table([Column(when, "text"), *map(Column, titles)], rows, caption))
     if not blocks:
         return []
     left_out = len(found) - len(blocks)
@@ -266,12 +266,13 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     blocks, hidden, nothing = story(histories, comparison)
     live = {section.id: [view.panel(picture) for picture in section.pictures] for section in sections}
     chain, mark = navigation(sections, moments)
+    columns = table_columns([row for run in histories for row in run.rows], view.quantities)
     values: dict[str, Any] = {
         "runs": page_runs(histories, comparison),
         "histories": histories,
         "sections": sections,
         "strips": [of_run(run) for run in histories],
-        "columns": table_columns([row for run in histories for row in run.rows], view.quantities),
+        "tables": [table_of_snapshots(run.rows, columns, labelled=True) for run in histories],
         "favourites": [favourites(run) for run in histories],
         "certificates": [_certificate(run) for run in histories],
         "chain": chain,

@@ -49,18 +49,3 @@ def step_in_words(step: int, start: Start) -> str:
         start: the model that training began with.
     """
     return start.at if step == 0 else f"step {step:,}" if step > 0 else ""
-
-
-def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]], n_text: int) -> str:
-    """Format a Markdown table whose first ``n_text`` columns are text, aligned left, and whose other columns are
-    numbers, aligned right.
-
-    Cells are not padded, so that a changed number changes its own row alone.
-    """
-    from tabulate import DataRow, TableFormat, tabulate
-
-    rule = "|" + "|".join(["---"] * n_text + ["---:"] * (len(titles) - n_text)) + "|"
-    row = DataRow("| ", " | ", " |")
-    # tabulate's own "pipe" format pads cells to align them.
-    layout = TableFormat(None, lambda widths, alignments: rule, None, None, row, row, 0, None)
-    return tabulate(rows, titles, layout, disable_numparse=True, stralign=None, numalign=None)

@@ -97,22 +97,18 @@ def _list_sets(as_json: bool) -> int:
 
 
 def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]], console: Console) -> None:
-    from ...report.terminal import Heading, print_table
+    from ...report.table import Column, Table
 
-    numbers = ("documents", "tokens", "bytes/token", "share", "tokens read", "epochs")
-    rows = []
-    for facts in sources:
-        cells = (
-            (facts["documents"], ","),
-            (facts["tokens"], ","),
-            (facts["bytes_per_token"], ".3g"),
-            (facts["share"], ".1%"),
-            (facts["tokens_read"], ","),
-            (facts["epochs"], ".3g"),
-        )
-        shown = ("–" if value is None else f"{value:{form}}" for value, form in cells)
-        rows.append([facts["name"] or facts["kind"], *shown])
-    print_table(console, [Heading("source", "name"), *map(Heading, numbers)], rows)
+    columns = (
+        Column("source", "name"),
+        Column("documents", format=",d"),
+        Column("tokens", format=",d"),
+        Column("bytes/token", format=".3g", key="bytes_per_token"),
+        Column("share", format=".1%"),
+        Column("tokens read", format=",d", key="tokens_read"),
+        Column("epochs", format=".3g"),
+    )
+    Table.of(columns, [facts | {"source": facts["name"] or facts["kind"]} for facts in sources]).print(console)
     for change in changes:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in change["shares"].items() if share)
         console.print(f"from step {change['step']:,} on: {shares}", highlight=False, soft_wrap=True, markup=False)

@@ -20,9 +20,9 @@ from ..options import add_data, add_json, add_model, add_probe, check_probe, dat
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
-    from rich.table import Table
 
     from ...measure.interventions import Intervened, PassFigures
+    from ...report.table import Table
     from ...trainer.by_name.intervention_probe import ProbeName
 
 #: No number of a block, a position, a unit, a channel or a head is larger.
@@ -208,23 +208,16 @@ def _print(found: Intervened, model: str, probe: str, console: Console) -> None:
 
     say(f"{model}: {intervention_in_words(found.what)}")
     say(f"{intervention_sentence(found)}\n")
-    console.print(_by_dose(found))
+    _by_dose(found).print(console)
     number = strongest_pass(found)
     for i, key in enumerate(found.keys):
-        console.print(_by_block(found, number, i))
+        _by_block(found, number, i).print(console)
         changed = dose_in_words(found, number)
         say(
             f"block: * is changed; key {key}: attention of later queries to it, mean over heads, left alone → {changed}"
         )
         say(f"uniform attention gives {found.uniform[i]:.3f}; norm and largest channel are of the state at {key}\n")
     say(f"{found.n_sequences} × {found.seq_len} tokens of probe {probe}")
-
-
-def _table() -> Table:
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
 
 
 def _mean(x: np.ndarray) -> float:
@@ -236,43 +229,39 @@ def _mean(x: np.ndarray) -> float:
 
 def _by_dose(found: Intervened) -> Table:
     from ...findings.interventions import dose_in_words
-    from ...report.text import format_value
+    from ...report.table import Column, Table
 
-    table, has_loss = _table(), found.loss(0) is not None
-    several, of_outputs = len(found.keys) > 1, found.what.means.place == "aggregation"
-    table.add_column("", no_wrap=True)
-    headings = [*(["key"] if several else []), "to key" if several else f"to key {found.keys[0]}"]
-    headings += ["to key 0"] if found.keys != (0,) else []
-    headings += ["output ×"] if of_outputs else []
-    headings += ["largest\nnorm", *(["loss", "above", "± se"] if has_loss else [])]
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    several, beside_first = len(found.keys) > 1, found.keys != (0,)
+    of_outputs, has_loss = found.what.means.place == "aggregation", found.loss(0) is not None
+    columns = [Column("", "text")]
+    columns += [Column("key")] * several + [Column("to key" if several else f"to key {found.keys[0]}", format=".3f")]
+    columns += [Column("to key 0", format=".3f")] * beside_first
+    columns += [Column("output ×", format=".3g")] * of_outputs
+    columns += [Column("largest\nnorm", format=",.0f")]
+    columns += [Column("loss", format=".4f"), Column("above", format="+.4f"), Column("± se", format=".4f")] * has_loss
+    rows = []
     for number, figures in enumerate(found.passes):
         for i, key in enumerate(found.keys):
-            cells = [str(key)] if several else []
-            cells.append(f"{_mean(figures.attention[..., i]):.3f}")
-            if found.keys != (0,):
-                cells.append(f"{_mean(figures.attention_to_first[..., i]):.3f}")
+            cells: list[object] = [dose_in_words(found, number) if i == 0 else "", *([key] * several)]
+            cells.append(_mean(figures.attention[..., i]))
+            cells += [_mean(figures.attention_to_first[..., i])] * beside_first
             if of_outputs:
-                cells.append(format_value(_mean(figures.norm_after[:, i] / figures.norm_before[:, i]), ".3g"))
-            cells.append(f"{figures.state_norm[:, i].max():,.0f}")
+                cells.append(_mean(figures.norm_after[:, i] / figures.norm_before[:, i]))
+            cells.append(figures.state_norm[:, i].max())
             loss, increase = found.loss(number), found.loss_increase(number)
-            if loss is not None and increase is not None and i == 0:
-                cells.append(f"{loss[0]:.4f}")
-                cells += [f"{increase[0]:+.4f}", f"{increase[1]:.4f}"] if number else ["", ""]
-            table.add_row(dose_in_words(found, number) if i == 0 else "", *cells)
-    return table
+            if loss is not None and increase is not None:
+                above = increase if number else ("", "")
+                cells += [loss[0], *above] if i == 0 else [""] * 3
+            rows.append(cells)
+    return Table(columns, rows)
 
 
 def _by_block(found: Intervened, number: int, i: int) -> Table:
     """Build the table of one key by block, without and with the intervention."""
+    from ...report.table import Column, Table
     from ...report.text import format_value
 
     key, alone, changed = found.keys[i], found.passes[0], found.passes[number]
-    table = _table()
-    table.add_column("block", justify="right", no_wrap=True)
-    for heading in (f"key {key}", *(["key 0"] if key else []), "norm", "largest channel"):
-        table.add_column(heading, justify="right", no_wrap=True)
 
     def moved(name: str, block: int | slice) -> str:
         before, after = (_mean(getattr(figures, name)[block, ..., i]) for figures in (alone, changed))
@@ -281,15 +270,16 @@ def _by_block(found: Intervened, number: int, i: int) -> Table:
     def attention(block: int | slice) -> list[str]:
         return [moved(name, block) for name in ("attention", *(["attention_to_first"] if key else []))]
 
-    for block in range(len(changed.state_norm)):
+    n_blocks, rows = len(changed.state_norm), []
+    for block in range(n_blocks):
         mark = "*" if block + 1 in found.what.layers else " "
         norms = " → ".join(f"{figures.state_norm[block, i]:,.0f}" for figures in (alone, changed))
-        table.add_row(f"{block + 1}{mark}", *attention(block), norms, _channel(changed, block, i))
-    table.add_section()
-    table.add_row("mean ", *attention(slice(None)), "", "")
-    if (first := min(found.what.layers)) < len(changed.state_norm) and first > 1:
-        table.add_row(f"after {first} ", *attention(slice(first, None)), "", "")
-    return table
+        rows.append([f"{block + 1}{mark}", *attention(block), norms, _channel(changed, block, i)])
+    rows.append(["mean ", *attention(slice(None)), "", ""])
+    if (first := min(found.what.layers)) < n_blocks and first > 1:
+        rows.append([f"after {first} ", *attention(slice(first, None)), "", ""])
+    titles = ("block", f"key {key}", *(["key 0"] if key else []), "norm", "largest channel")
+    return Table(list(map(Column, titles)), rows, gaps={n_blocks})
 
 
 def _channel(figures: PassFigures, block: int, i: int) -> str:

@@ -189,18 +189,18 @@ def _as_json(result: LengthResult) -> dict[str, Any]:
 
 
 def _print(found: list[LengthResult], console: Console) -> None:
-    from ...report.terminal import Heading, print_table
+    from ...report.table import Column, Table
 
     for result in found:
         window = "" if result.window is None else f", window {result.window}"
-        ranges = [Heading(f"{start:,}–{stop - 1:,}") for start, stop in result.ranges]
+        ranges = [Column(f"{start:,}–{stop - 1:,}", format=".3f") for start, stop in result.ranges]
         rows = []
         for arm in result.arms:
-            cells = [f"{arm.between(*r)[0]:.3f}" for r in result.ranges]
+            losses = [arm.between(*r)[0] for r in result.ranges]
             cost = result.cost(arm)
-            rows.append([str(arm.evict), *cells, "–" if cost is None else "{:+.3f} ± {:.3f}".format(*cost)])
-        title = f"{result.model}: prefix {result.prefix}{window}"
-        print_table(console, [Heading("evicted", "name"), *ranges, Heading("cost")], rows, title=title)
+            rows.append([arm.evict, *losses, cost and "{:+.3f} ± {:.3f}".format(*cost)])
+        columns = [Column("evicted", "name"), *ranges, Column("cost")]
+        Table(columns, rows).print(console, title=f"{result.model}: prefix {result.prefix}{window}")
         console.print()
     console.print(
         "mean loss in nats by range of positions; cost: what it is higher by behind the prefix than where every key "

@@ -88,14 +88,18 @@ def run(options: Namespace) -> int:
 
 
 def _print(found: list[QuantisedCost], model: str, of_text: bool, console: Console) -> None:
-    from ...report.terminal import Heading, print_table
+    from ...report.table import Column, Table
 
-    numbers = ("loss", "above", "± se", "V·max p̄", "KL to\nuniform", "ρ of p̄")
-    rows = []
-    for cost in found:
-        above = [] if cost is found[0] else [f"{cost.increase:+.4f}", f"{cost.increase_se:.4f}"]
-        preference = [f"{cost.preference_ratio:.2f}", f"{cost.kl_uniform:.4f}", f"{cost.rank_correlation:.4f}"]
-        rows.append([cost.bits, f"{cost.loss:.4f}", *(above or ["", ""]), *preference])
-    print_table(console, [Heading("bits", "name"), *map(Heading, numbers)], rows, title=model)
+    columns = (
+        Column("bits", "name"),
+        Column("loss", format=".4f"),
+        Column("above", format="+.4f", key="increase"),
+        Column("± se", format=".4f", key="increase_se"),
+        Column("V·max p̄", format=".2f", key="preference_ratio"),
+        Column("KL to\nuniform", format=".4f", key="kl_uniform"),
+        Column("ρ of p̄", format=".4f", key="rank_correlation"),
+    )
+    first, *others = map(dataclasses.asdict, found)
+    Table.of(columns, [first | {"increase": "", "increase_se": ""}, *others]).print(console, title=model)
     what = "text" if of_text else "random tokens, which cannot show what text would lose: give text, --data PATH"
     console.print(f"ρ is with p̄ of the first row; loss in nats per token, on {what}", highlight=False, soft_wrap=True)

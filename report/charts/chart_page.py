@@ -3,7 +3,7 @@
 To make a page, list its blocks and write the result of `render_page`:
 
     panel = CurvePanel("loss", "Validation loss (nats)", [Series(losses, {"step": steps}, run=0)], csv="loss.csv")
-    blocks = [Prose("One sentence."), Controls(), Panels([panel]), Fold("Config", [Table(["field", "value"], rows)])]
+    blocks = [Prose("One sentence."), Controls(), Panels([panel]), Fold("Config", [table])]
     write_text(out, render_page("my study", blocks, runs=[PageRun("run-a")], data="my-data"))
 
 Every text is escaped here. `Controls` is the bar with the step scrubber and the choices that its panels leave open; it
@@ -28,6 +28,7 @@ from markupsafe import Markup
 
 from ..html_page import render
 from ..pictures.style import DEPTH
+from ..table import Table
 from ..text import printable
 from .scales import CIVIDIS
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel, Series
@@ -192,18 +193,6 @@ class Findings:
     findings: Sequence[Finding]
     title: str = ""
     kind: str = "findings"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; cells that are markup are not escaped."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str | Markup]]
-    texts: Sequence[int] = (0,)
-    """Columns that are text, not numbers; the rest are set to the right."""
-    caption: str = ""
-    kind: str = "table"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ...metrics.quantity import AXES, Quantity
 from ..charts.specs import Drawn
 from ..csv_files import LabelledArray
 from ..run_history import GROUPS, RunHistory, measured_probes
+from ..table import Column, Table
 from ..text import finite_or_nan, format_value
 from .section import Listing, Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, drawn_positions, levels
@@ -217,8 +218,9 @@ def _list_scalars(view: SnapshotView, section: Section, quantities: Sequence[Qua
         for prefix, value in values.items():
             numbers.append(LabelledArray(quantity.name, np.array(finite_or_nan(value)), [], view.at(prefix)))
     if rows:
-        headings = ["", *(view.at(prefix)["probe"] for prefix in probes), "against"]
-        section.listings.append(Listing("Scalars", headings, rows, f"{section.id}-scalars.csv", numbers))
+        titles = ["", *(view.at(prefix)["probe"] for prefix in probes), "against"]
+        table = Table([Column(title) for title in titles], rows)
+        section.listings.append(Listing("Scalars", table, f"{section.id}-scalars.csv", numbers))
 
 
 # ---------------------------------------------------------------- a link of the causal chain

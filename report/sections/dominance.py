@@ -11,6 +11,7 @@ from ...metrics.quantities import MEASURED
 from ..charts.specs import CurvePanel, Drawn, Series
 from ..csv_files import LabelledArray
 from ..run_history import PROBES, measured_probes
+from ..table import Column, Table
 from ..text import format_value
 from .declared import Link
 from .section import Listing, Section
@@ -123,20 +124,19 @@ def _list_massive(view: SnapshotView, section: Section, prefix: str) -> None:
         return
     rows = [
         [
-            str(pair.position),
-            str(pair.channel),
+            pair.position,
+            pair.channel,
             format_value(pair.value, ".2f" if pair.value < 1000 else ",.0f"),
             in_block(pair.block).removeprefix("block "),
             blocks_in_words(pair.blocks).removeprefix("blocks ").removeprefix("block "),
         ]
         for pair in pairs
     ]
-    probe = PROBES[prefix]
+    probe, titles = PROBES[prefix], ("position", "channel", "largest |h|", "after block", "listed in blocks")
     section.listings.append(
         Listing(
             "Massive activations" + (f", {probe} probe" if prefix else ""),
-            ["position", "channel", "largest |h|", "after block", "listed in blocks"],
-            rows,
+            Table(list(map(Column, titles)), rows),
             f"dominance-massive{'-' + probe if prefix else ''}.csv",
             [],  # the picture's file holds them
         )

@@ -11,7 +11,7 @@ from ...metrics.quantities import MEASURED
 from ..charts.specs import CurvePanel, Drawn, Series
 from ..csv_files import LabelledArray
 from ..run_history import PROBES, arrays_of, measured_probes
-from ..text import format_value
+from ..table import Column, Table
 from .declared import Link
 from .section import Listing, Section
 from .snapshot_view import LISTED, Arrays, SnapshotView
@@ -118,19 +118,17 @@ def _list_units(view: SnapshotView, section: Section, prefix: str) -> None:
     shown = [column for column in _UNIT_COLUMNS if not np.isnan(arrays[column[0]].astype(float)).all()]
     rows, units = [], []
     for layer, place in zip(*np.unravel_index(order, z.shape), strict=True):
-        values = [format_value(float(arrays[name][layer, place]), spec) for name, _, spec in shown]
-        rows.append(
-            [str(layer + 1), str(int(index[layer, place])), *values, "yes" if is_super[layer, place] > 0 else "no"]
-        )
+        values = [float(arrays[name][layer, place]) for name, _, _ in shown]
         units.append((int(layer) + 1, int(index[layer, place])))
+        rows.append([*units[-1], *values, "yes" if is_super[layer, place] > 0 else "no"])
     axis = {"layer": [layer for layer, _ in units], "unit": [unit for _, unit in units]}
     numbers = [LabelledArray(name, arrays[name].ravel()[order], [axis], view.at(prefix)) for name, _, _ in shown]
-    probe = PROBES[prefix]
+    probe, of_units = PROBES[prefix], [Column(title, format=spec) for _, title, spec in shown]
+    columns = [Column("block"), Column("unit"), *of_units, Column("super")]
     section.listings.append(
         Listing(
             "Units of largest z" + (f", {probe} probe" if prefix else ""),
-            ["block", "unit", *(title for _, title, _ in shown), "super"],
-            rows,
+            Table(columns, rows),
             f"neurons-list{'-' + probe if prefix else ''}.csv",
             numbers,
         )

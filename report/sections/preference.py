@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,8 @@ from ...metrics.rankings import places
 from ..charts.specs import CurvePanel, Drawn, Series
 from ..csv_files import LabelledArray
 from ..run_history import RunHistory
-from ..text import finite_or_nan, format_value, one_line, shorten, step_in_words
+from ..table import Column, Table
+from ..text import finite_or_nan, one_line, step_in_words
 from .declared import Link
 from .section import Listing, Section
 from .snapshot_view import Arrays, SnapshotView
@@ -114,10 +114,15 @@ def _draw_ranks(run: RunHistory) -> Drawn | None:
     return Drawn([LabelledArray("rank", paths, [{"token": list(tokens), "text": texts}, {"step": steps}])], made=panel)
 
 
-def favourites(run: RunHistory) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """Return (title, heading of the last column, rows) of each ranked list: the favourites at birth and those
-    of now.
-    """
+_TOKEN_COLUMNS = (
+    Column("", key="rank"),
+    Column("V · p̄", format="ratio", key="ratio"),
+    Column("argmax share", format="percent", key="argmax_share"),
+)
+
+
+def favourites(run: RunHistory) -> list[Table]:
+    """Build the ranked lists: the favourites at birth and those of now."""
     lists = []
     by_time = dict(run.moments)
     for now, snapshot in run.moments:
@@ -126,19 +131,17 @@ def favourites(run: RunHistory) -> list[tuple[str, str, list[dict[str, Any]]]]:
         prob = other.arrays.get("mean_prob") if other else None
         elsewhere = None if prob is None else ranks(prob)
         rows = [
-            {
-                "rank": token["rank"],
-                "text": shorten(one_line(token["text"]), 32),
-                "id": token["id"],
-                "ratio": finite_or_nan(token.get("p")) * size,
-                "share": finite_or_nan(token.get("argmax_share")),
-                "other": math.nan if elsewhere is None else float(elsewhere[token["id"]]),
-            }
+            token
+            | {"ratio": finite_or_nan(token.get("p")) * size}
+            | ({} if elsewhere is None else {"other": float(elsewhere[token["id"]])})
             for token in snapshot.summary.get("top_tokens", [])[:_FAVOURITES]
         ]
         when = step_in_words(snapshot.step, run.start)
         title = (f"Now, {when}" if when else "Now") if now else run.start.at.capitalize()
-        lists.append((title, "" if elsewhere is None else f"rank {run.start.at}" if now else "rank now", rows))
+        columns = [*_TOKEN_COLUMNS[:1], Column(title, "token", key="text"), *_TOKEN_COLUMNS[1:]]
+        if elsewhere is not None:
+            columns.append(Column(f"rank {run.start.at}" if now else "rank now", format=",d", key="other"))
+        lists.append(Table.of(columns, rows))
     return lists
 
 
@@ -150,19 +153,10 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     tokens = view.snapshot.summary.get("top_tokens", [])[:_FAVOURITES_OF_SNAPSHOT]
     size = finite_or_nan(view.snapshot.summary.get("vocab_size"))
     at_birth = any("rank_at_birth" in token for token in tokens) and view.snapshot.step != 0
-    rows = [
-        [
-            str(token["rank"]),
-            one_line(token["text"]),
-            str(token["id"]),
-            format_value(finite_or_nan(token.get("p")) * size, "ratio"),
-            format_value(finite_or_nan(token.get("argmax_share")), "percent"),
-            *([format_value(finite_or_nan(token.get("rank_at_birth")), ",d")] if at_birth else []),
-        ]
-        for token in tokens
-    ]
-    if rows:
-        headings = ["", "token", "id", "V · p̄", "argmax share", *([f"rank {view.start.at}"] if at_birth else [])]
+    if tokens:
+        columns = [*_TOKEN_COLUMNS[:1], Column("token", "token", key="text"), Column("id"), *_TOKEN_COLUMNS[1:]]
+        columns += [Column(f"rank {view.start.at}", format=",d", key="rank_at_birth")] if at_birth else []
+        table = Table.of(columns, [token | {"ratio": finite_or_nan(token.get("p")) * size} for token in tokens])
         axis = {
             "rank": [token["rank"] for token in tokens],
             "token": [token["id"] for token in tokens],
@@ -172,7 +166,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
             LabelledArray(name, np.array([finite_or_nan(token.get(name)) for token in tokens]), [axis], view.at(""))
             for name in ("p", "argmax_share", *(["rank_at_birth"] if at_birth else []))
         ]
-        section.listings.append(Listing("Favourite tokens", headings, rows, "preference-list.csv", numbers, texts=[1]))
+        section.listings.append(Listing("Favourite tokens", table, "preference-list.csv", numbers))
 
 
 def _draw_distribution(arrays: Arrays) -> Drawn | None:

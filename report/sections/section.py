@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ...findings.history import Start
 from ..charts.specs import Drawn
 from ..csv_files import LabelledArray, to_csv
+from ..table import Table
 from ..text import printable
 
 
@@ -40,12 +41,9 @@ class Listing:
     """A table of a few rows below the pictures."""
 
     title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    table: Table
     file: str
     numbers: Sequence[LabelledArray]
-    texts: Sequence[int] = ()
-    """Columns that are text, not numbers; the rest are set to the right."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from ...metrics.quantities import MEASURED
 from ..charts.specs import Drawn, HeatmapPanel, Series
 from ..csv_files import LabelledArray
 from ..run_history import PROBES, RunHistory, arrays_of, measured_probes
-from ..text import finite_or_nan, format_value, one_line, shorten
+from ..table import Column, Table
+from ..text import finite_or_nan, format_value, one_line
 from .declared import Link
 from .section import Listing, Section
 from .snapshot_view import Arrays, SnapshotView, block_and_head, drawn_positions, head_lines
@@ -150,19 +151,7 @@ def _heads_by_key(importance: np.ndarray, epsilon: float, probe: str) -> str:
 def _list_secondary(view: SnapshotView, section: Section) -> None:
     """List the sinks of single sequences behind position 0, with the token under each."""
     entries = view.snapshot.summary.get("secondary_sinks", [])
-    rows = [
-        [
-            entry["probe"],
-            str(entry["position"]),
-            shorten(one_line(entry["text"]), 32),
-            str(entry["id"]),
-            format_value(finite_or_nan(entry["importance"]), ".2f"),
-            str(entry["blocks"]),
-            str(entry["heads"]),
-        ]
-        for entry in entries
-    ]
-    if not rows:
+    if not entries:
         return
     numbers = []
     for probe in dict.fromkeys(entry["probe"] for entry in entries):
@@ -175,9 +164,10 @@ def _list_secondary(view: SnapshotView, section: Section) -> None:
         }
         importance = np.array([finite_or_nan(entry["importance"]) for entry in of_probe])
         numbers.append(LabelledArray("secondary_sink_importance", importance, [axis], {"probe": probe}))
-    headings = ["probe", "position", "token", "id", "importance", "blocks", "heads"]
+    columns = [Column("probe"), Column("position"), Column("token", "token", key="text"), Column("id")]
+    columns += [Column("importance", format=".2f"), Column("blocks"), Column("heads")]
     title = "Secondary sinks: keys behind position 0 that are a sink in a sequence"
-    section.listings.append(Listing(title, headings, rows, "sink-secondary.csv", numbers, texts=[2]))
+    section.listings.append(Listing(title, Table.of(columns, entries), "sink-secondary.csv", numbers))
 
 
 def _draw_maps(arrays: Arrays) -> Drawn:

@@ -8,22 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from ...files import csv_text, write_text
+from ...files import write_text
 from ...metrics.seedprint import LEVEL, level_z
 from ...report.charts.chart_page import Block, Heading, Panels, Prose, render_page
-from ...report.charts.chart_page import Table as PageTable
 from ...report.charts.specs import MatrixPanel
 from ...report.pictures.saving import save_both
 from ...report.pictures.several_models import FULL_Z, PALE_Z
 from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, add_legend, in_figure_style, legend_line, new_figure
+from ...report.table import Column, Table
 from ...report.terminal import bar
-from ...report.text import format_value, markdown_table
+from ...report.text import format_value
 from ...study.lineage.answer import FINGERPRINT_COLUMNS, describe_test, fingerprint_cells
 from ...study.lineage.calibration import KinRate
 from ...study.runner import Failure, Outputs, end_study, run_as_asked
@@ -101,12 +97,13 @@ def _second(rates: ChangeRates) -> str:
     return f"{partly}, z {middle} ({low} to {high})"
 
 
-def rows_of(results: Sequence[ChangedTest], test: str) -> list[list[str]]:
-    """Build a row for each change, under `TITLES`."""
-    return [
-        [r.change, _cell(r.trained), _cell(r.birth), _cell(r.strangers), _second(r)]
-        for r in change_rates(results, test)
-    ]
+def table_of(results: Sequence[ChangedTest], test: str) -> Table:
+    """Build the table of a test, a row for each change; pages stack rates over z."""
+    rows = []
+    for r in change_rates(results, test):
+        cells = (_cell(r.trained), _cell(r.birth), _cell(r.strangers), _second(r))
+        rows.append([r.change, *(tuple(cell.split(", ", 1)) for cell in cells)])
+    return Table([Column(title, "text") for title in TITLES], rows)
 
 
 def notes_of(results: Sequence[ChangedTest], test: str) -> list[str]:
@@ -126,30 +123,19 @@ def markdown(study: RobustnessStudy, results: Sequence[ChangedTest]) -> str:
     for test, comparison in study.tests.items():
         title = f"{test}: {describe_test(comparison.probe, comparison.recipe)}"
         lines += ["", f"## {title}", "", outcome(results, test), ""]
-        lines += [markdown_table(TITLES, rows_of(results, test), n_text=len(TITLES))]
+        lines += [table_of(results, test).markdown()]
         lines += ["", *(f"- {note}" for note in notes_of(results, test))]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def write_csv(results: Sequence[ChangedTest], path: Path) -> None:
     """Write everything for programs: a row per changed model, base and test; numbers of an undefined test are empty."""
-    titles = [
-        "change",
-        "birth_seed",
-        "other_seed",
-        "other_is",
-        "reference",
-        "reference_seed",
-        "in_truth",
-        "test",
-        "null",
-    ]
-    titles += FINGERPRINT_COLUMNS
-    rows: list[Sequence[object]] = [titles]
+    titles = ("change", "birth_seed", "other_seed", "other_is", "reference", "reference_seed", "in_truth")
+    rows = []
     for r in results:
         pair = [r.change, r.own, r.second, r.role, r.reference, r.seed, in_truth(r)]
         rows.append([*pair, r.test, r.found.null, *fingerprint_cells(r.found)])
-    write_text(path, csv_text(rows))
+    write_text(path, Table([*map(Column, (*titles, "test", "null")), *FINGERPRINT_COLUMNS], rows).without("p").csv())
 
 
 def in_truth(result: ChangedTest) -> str:
@@ -161,14 +147,12 @@ def in_truth(result: ChangedTest) -> str:
 
 def print_tables(study: RobustnessStudy, results: Sequence[ChangedTest], console: Console) -> None:
     """Print a table per test, in short."""
+    columns = [Column(title, "number" if i else "name") for i, title in enumerate(TITLES)]
     for test in study.tests:
-        shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=f"{test}: called kin, median z")
-        for i, title in enumerate(TITLES):
-            shown.add_column(title, overflow="fold", justify="right" if i else "left")
-        for r in change_rates(results, test):
-            cells = [_short(found) for found in (r.trained, r.birth, r.strangers, r.second)]
-            shown.add_row(*map(Text, [r.change, *cells]))
-        console.print(shown)
+        rows = [
+            [r.change, *map(_short, (r.trained, r.birth, r.strangers, r.second))] for r in change_rates(results, test)
+        ]
+        Table(columns, rows).print(console, title=f"{test}: called kin, median z")
         console.print(outcome(results, test), highlight=False, markup=False)
 
 
@@ -253,17 +237,10 @@ def robustness_page(study: RobustnessStudy, results: Sequence[ChangedTest]) -> s
     blocks.append(Panels([_medians(results, test) for test in study.tests], wide=True))
     for test, comparison in study.tests.items():
         blocks.append(Heading("", test, describe_test(comparison.probe, comparison.recipe)))
-        blocks.append(PageTable(TITLES, _rows(results, test), texts=range(len(TITLES))))
+        blocks.append(table_of(results, test))
         blocks += [Prose(f"{note}.", note=True) for note in notes_of(results, test)]
     blocks += [Prose(EXPLAINED, note=True), Prose(INDEPENDENCE, note=True)]
     return render_page(study.name, blocks, about="Birthmark study of robustness")
-
-
-def _rows(results: Sequence[ChangedTest], test: str) -> list[list[str | Markup]]:
-    """Stack rates over z: side by side they are wider than a page."""
-    return [
-        [name, *(Markup("<br>").join(cell.split(", ", 1)) for cell in cells)] for name, *cells in rows_of(results, test)
-    ]
 
 
 def _medians(results: Sequence[ChangedTest], test: str) -> MatrixPanel:

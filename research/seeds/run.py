@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from ...files import csv_text, write_text
-from ...report.charts.chart_page import Block, Fold, Prose, Table, render_page
-from ...report.charts.chart_page import Heading as PageHeading
+from ...files import write_text
+from ...report.charts.chart_page import Block, Fold, Heading, Prose, render_page
 from ...report.pictures.saving import save_both
 from ...report.pictures.style import INK, MUTED, RUN_COLOURS, add_legend, in_figure_style, legend_line, new_figure
-from ...report.terminal import Heading, print_table
-from ...report.text import MISSING, format_value, markdown_table
+from ...report.table import Column, Table
+from ...report.text import MISSING, format_value
 from ...study.runner import Failure, Outputs, end_study, leaves_results, run_as_asked
 from ...study.study_file import StudyRequest
 from ...study.table import Kind
@@ -55,8 +53,8 @@ def _p(value: float | None) -> str:
     return "< 0.001" if value < 0.001 else format_value(value, ".3f")
 
 
-def rows_of(results: Sequence[SeedsResult]) -> list[list[str]]:
-    """Build a row per figure, under `TITLES`."""
+def table_of(results: Sequence[SeedsResult]) -> Table:
+    """Build the table of the shares, a row per figure."""
     rows = []
     for result in results:
         seen = result.values_NM[np.isfinite(result.values_NM)]
@@ -72,7 +70,7 @@ def rows_of(results: Sequence[SeedsResult]) -> list[list[str]]:
                 _p(found.p_data if found else None),
             ]
         )
-    return rows
+    return Table([Column(TITLES[0], "name"), *map(Column, TITLES[1:])], rows)
 
 
 def outcome(results: Sequence[SeedsResult]) -> list[str]:
@@ -92,38 +90,36 @@ def outcome(results: Sequence[SeedsResult]) -> list[str]:
     return said
 
 
-def grid_of(study: SeedsStudy, result: SeedsResult) -> tuple[list[str], list[list[str]]]:
-    """Build a table of one figure over all runs: headings, and a row per birth."""
-    headings = ["birth", *(f"data {seed}" for seed in study.data_seeds)]
-    rows = [
-        [f"init {seed}", *(format_value(v, ".4g") for v in values)]
-        for seed, values in zip(study.init_seeds, result.values_NM.tolist(), strict=True)
-    ]
-    return headings, rows
+def grid_of(study: SeedsStudy, result: SeedsResult) -> Table:
+    """Build the table of one figure over all runs, a row per birth."""
+    columns = [Column("birth", "name"), *(Column(f"data {seed}", format=".4g") for seed in study.data_seeds)]
+    rows = zip(study.init_seeds, result.values_NM.tolist(), strict=True)
+    return Table(columns, [[f"init {seed}", *values] for seed, values in rows])
 
 
 def markdown(study: SeedsStudy, results: Sequence[SeedsResult]) -> str:
     """Write all of ``table.md``: the shares, then every run."""
     lines = [f"# {study.name}", "", *(f"- {sentence}" for sentence in outcome(results)), ""]
-    lines += [markdown_table(TITLES, rows_of(results), n_text=1), "", EXPLAINED]
+    lines += [table_of(results).markdown(), "", EXPLAINED]
     for result in results:
-        lines += ["", f"## {result.words}", "", markdown_table(*grid_of(study, result), n_text=1)]
+        lines += ["", f"## {result.words}", "", grid_of(study, result).markdown()]
     return "\n".join(lines) + "\n"
 
 
 def write_csv(study: SeedsStudy, results: Sequence[SeedsResult], path: Path) -> None:
     """Write the table for programs: a row per run, a column per figure."""
-    rows: list[list[object]] = [["init_seed", "data_seed", *(result.name for result in results)]]
-    for i, init in enumerate(study.init_seeds):
-        for j, data in enumerate(study.data_seeds):
-            values = [float(result.values_NM[i, j]) for result in results]
-            rows.append([init, data, *(None if math.isnan(value) else value for value in values)])
-    write_text(path, csv_text(rows))
+    rows = [
+        [init, data, *(float(result.values_NM[i, j]) for result in results)]
+        for i, init in enumerate(study.init_seeds)
+        for j, data in enumerate(study.data_seeds)
+    ]
+    titles = ("init_seed", "data_seed", *(result.name for result in results))
+    write_text(path, Table(list(map(Column, titles)), rows).csv())
 
 
 def print_results(results: Sequence[SeedsResult], console: Console) -> None:
     """Print the shares."""
-    print_table(console, [Heading(TITLES[0], "name"), *map(Heading, TITLES[1:])], rows_of(results))
+    table_of(results).print(console)
 
 
 # ---------------------------------------------------------------- the picture
@@ -188,10 +184,10 @@ def _shares(axes: Axes, result: SeedsResult) -> None:
 def seeds_page(study: SeedsStudy, results: Sequence[SeedsResult], trials: Sequence[Trial]) -> str:
     """Render the page; it fetches nothing."""
     blocks: list[Block] = [*(Prose(sentence) for sentence in outcome(results))]
-    blocks += [PageHeading("shares", "Whose doing is the variance?"), Table(TITLES, rows_of(results))]
+    blocks += [Heading("shares", "Whose doing is the variance?"), table_of(results)]
     blocks += [Prose(note, note=True) for note in (EXPLAINED, failed_runs(trials)) if note]
-    blocks.append(PageHeading("runs", "Every run"))
-    blocks += [Fold(result.words, [Table(*grid_of(study, result))]) for result in results]
+    blocks.append(Heading("runs", "Every run"))
+    blocks += [Fold(result.words, [grid_of(study, result)]) for result in results]
     return render_page(study.name, blocks, about="Birthmark study of seeds")
 
 

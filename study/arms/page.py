@@ -11,16 +11,15 @@ import numpy as np
 from markupsafe import Markup, escape
 from rich.console import Console
 
-from ...files import csv_text, write_text
+from ...files import write_text
 from ...findings.numbers import in_prose
 from ...findings.thresholds import threshold
 from ...measure.config import SnapshotConfig
-from ...report.charts.chart_page import Block, Fold, Html, Panels, Prose, Table, render_page
-from ...report.charts.chart_page import Heading as PageHeading
+from ...report.charts.chart_page import Block, Fold, Heading, Html, Panels, Prose, render_page
 from ...report.charts.specs import CurvePanel, PageRun, Point, ScatterPanel, Series
 from ...report.pictures.style import RUN_COLOURS
-from ...report.terminal import Heading, print_left_out, print_table, table_width
-from ...report.text import MISSING, format_value, markdown_table
+from ...report.table import Column, Table, broken
+from ...report.text import MISSING, format_value
 from ..trial_lock import failed_runs
 from ..trials import Trial
 from .figure import Family, families
@@ -88,19 +87,19 @@ def _format_spread(value: Spread, spec: str, detail: _Detail) -> str:
     return f"{mean} ± {sd} ({low}–{high})" if detail == "range" else f"{mean} ± {sd}"
 
 
-def titles_and_rows(study: ArmStudy, results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """Build the table: its headings, and a row per arm."""
-    columns = _shown(results)
+def _table(study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], detail: _Detail = "range") -> Table:
+    """Build the table of some columns: a row per arm."""
     rows = [
         [
             result.arm,
             f"{result.n_runs}/{len(study.init_seeds)}",
-            f"{result.step:,}",
-            *(_cell(result, column, "range") for column in columns),
+            result.step,
+            *(_cell(result, column, detail) for column in columns),
         ]
         for result in results
     ]
-    return ["arm", "runs", "step", *(_title(column, results) for column in columns)], rows
+    leading = [Column("arm", "name"), Column("runs"), Column("step", format=",d")]
+    return Table([*leading, *(Column(broken(_title(column, results)), key=column) for column in columns)], rows)
 
 
 def _title(column: str, results: Sequence[ArmResult]) -> str:
@@ -123,7 +122,7 @@ def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
 
 def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:
     """Write the table in Markdown."""
-    return f"{markdown_table(*titles_and_rows(study, results), n_text=1)}\n\n{notes(study, results)}\n"
+    return f"{_table(study, results, _shown(results)).markdown()}\n\n{notes(study, results)}\n"
 
 
 def write_csv(results: Sequence[ArmResult], path: Path) -> None:
@@ -132,32 +131,11 @@ def write_csv(results: Sequence[ArmResult], path: Path) -> None:
     """
     names = list(dict.fromkeys(name for result in results for name in result.figures))
     titles = ["arm", "runs", "step", *(f"{name}_{part}" for name in names for part in Spread._fields)]
-    rows: list[Sequence[object]] = [titles]
+    rows = []
     for result in results:
         figures = [value for name in names for value in result.figures.get(name, spread([]))]
-        cells = [None if isinstance(value, float) and math.isnan(value) else repr(value) for value in figures]
-        rows.append([result.arm, result.n_runs, result.step, *cells])
-    write_text(path, csv_text(rows))
-
-
-def _in_short(
-    study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], detail: _Detail
-) -> tuple[list[Heading], list[list[str]]]:
-    """Build headings and cells of some columns."""
-    headings = [Heading("arm", "name"), Heading("runs"), Heading("step")]
-    for column in columns:
-        first, _, second = _title(column, results).rpartition(" ")
-        headings.append(Heading(f"{first}\n{second}" if first else second))
-    rows = [
-        [
-            result.arm,
-            f"{result.n_runs}/{len(study.init_seeds)}",
-            f"{result.step:,}",
-            *(_cell(result, column, detail) for column in columns),
-        ]
-        for result in results
-    ]
-    return headings, rows
+        rows.append([result.arm, result.n_runs, result.step, *figures])
+    write_text(path, Table(list(map(Column, titles)), rows).csv())
 
 
 def print_results(study: ArmStudy, results: Sequence[ArmResult], console: Console) -> None:
@@ -167,21 +145,14 @@ def print_results(study: ArmStudy, results: Sequence[ArmResult], console: Consol
     loss = "trigger_loss" if "trigger_loss" in narrow else "val_loss"
     narrowest = [column for column in narrow if column == loss or column.startswith("sink_mass")]
     forms: tuple[tuple[list[str], _Detail], ...] = (
-        (wide, "range"),
         (wide, "sd"),
         (narrow, "sd"),
         (narrowest, "sd"),
         (narrow, "mean"),
         (narrowest, "mean"),
     )
-    for columns, detail in forms:
-        table = _in_short(study, results, columns, detail)
-        if table_width(*table) < console.width:
-            break
-    print_table(console, *table)
-    print_left_out(
-        console, [_title(name, results) for name in wide if name not in columns], "table.csv has every column"
-    )
+    narrower = [_table(study, results, columns, detail) for columns, detail in forms]
+    _table(study, results, wide).print(console, narrower=narrower, all_columns="table.csv has every column")
 
 
 # ---------------------------------------------------------------- the page: sentences, a scatter, curves and a table
@@ -195,19 +166,18 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
     """Render the page; it fetches nothing, and links to the runs' own reports below ``out``."""
     grouped = families(study, results)
     first = next((result for result in results if result.arm == next(iter(study.arms))), None)
-    titles, rows = titles_and_rows(study, results)
     *answers, rests_on = outcome(study, results)
     blocks: list[Block] = [
         *(Prose(sentence) for sentence in answers),
         Prose(rests_on, note=True),
         Panels([_scatter(results, grouped, first)], wide=True),
         Html(_legend(grouped, first)),
-        PageHeading("training", "Sink mass over training", f"Mean over the seeds of each arm. {_common(first)}"),
+        Heading("training", "Sink mass over training", f"Mean over the seeds of each arm. {_common(first)}"),
         Panels(_curves(grouped, first)),
-        PageHeading("table", "All figures"),
-        _table(titles, rows, results),
+        Heading("table", "All figures"),
+        _with_times(_table(study, results, _shown(results)), results),
         *(Prose(note, note=True) for note in (notes(study, results), _TIMES, failed_runs(trials)) if note),
-        Fold("Runs", [Table(["arm", *(f"seed {seed}" for seed in study.init_seeds)], _links(study, trials, out))]),
+        Fold("Runs", [_links(study, trials, out)]),
     ]
     return render_page(study.name, blocks, runs=[PageRun(result.arm) for result in results], about="Birthmark study")
 
@@ -337,11 +307,11 @@ def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], first: Arm
     )
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], results: Sequence[ArmResult]) -> Table:
-    """Build the table, with the time of a step after the number of steps."""
-    place = titles.index("step") + 1
-    timed = [[*row[:place], _step_time(r), *row[place:]] for row, r in zip(rows, results, strict=True)]
-    return Table([*titles[:place], "ms a step", *titles[place:]], timed)
+def _with_times(table: Table, results: Sequence[ArmResult]) -> Table:
+    """Add the time of a step after the number of steps."""
+    place = 1 + [column.key for column in table.columns].index("step")
+    rows = [[*row[:place], _step_time(r), *row[place:]] for row, r in zip(table.rows, results, strict=True)]
+    return Table([*table.columns[:place], Column("ms a step"), *table.columns[place:]], rows)
 
 
 def _step_time(result: ArmResult) -> str:
@@ -409,18 +379,14 @@ def _curves(grouped: Sequence[Family], first: ArmResult | None) -> list[CurvePan
     return panels
 
 
-def _links(study: ArmStudy, trials: Sequence[Trial], out: Path) -> list[list[str | Markup]]:
-    """Build a row of links per arm, to its runs' reports."""
-    rows: list[list[str | Markup]] = []
-    for arm in study.arms:
-        cells: list[str | Markup] = [arm]
-        for seed in study.init_seeds:
-            run = next((trial.run for trial in trials if (trial.arm, trial.seed) == (arm, seed)), None)
-            there = run is not None and run.report.is_file() and run.report.resolve().is_relative_to(out.resolve())
-            if run is None or not there:
-                cells.append("–")
-                continue
-            link = run.report.resolve().relative_to(out.resolve()).as_posix()
-            cells.append(Markup('<a href="{}">report</a>').format(link))
-        rows.append(cells)
-    return rows
+def _links(study: ArmStudy, trials: Sequence[Trial], out: Path) -> Table:
+    """Build the table of links to the runs' reports."""
+
+    def link(arm: str, seed: int) -> Markup | None:
+        run = next((trial.run for trial in trials if (trial.arm, trial.seed) == (arm, seed)), None)
+        if run is None or not run.report.is_file() or not run.report.resolve().is_relative_to(out.resolve()):
+            return None
+        return Markup('<a href="{}">report</a>').format(run.report.resolve().relative_to(out.resolve()).as_posix())
+
+    columns = [Column("arm", "name"), *(Column(f"seed {seed}") for seed in study.init_seeds)]
+    return Table(columns, [[arm, *(link(arm, seed) for seed in study.init_seeds)] for arm in study.arms])

@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 
-from ...files import csv_text, write_text
+from ...files import write_text
 from ...findings.numbers import in_ascii, in_prose, p_in_prose
 from ...findings.thresholds import threshold
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint
-from ...report.charts.chart_page import Block, Fold, Panels, Prose, Table, render_page
+from ...report.charts.chart_page import Block, Fold, Panels, Prose, render_page
 from ...report.charts.specs import CurvePanel, MatrixPanel, Series
 from ...report.csv_files import check_data_folder, data_folder, write_csv_files
 from ...report.pictures.several_models import FULL_Z, PALE_Z, clustered
-from ...report.terminal import Heading, print_table
-from ...report.text import format_p, format_value, shorten, without_shared_folder
+from ...report.table import Cell, Column, Table
+from ...report.text import format_p, shorten, without_shared_folder
 from ...trainer.by_name.model_names import AnySource
 from .calibration import KinRate, NullRates
 from .comparison import ComparedModels, ModelPair, describe_probe
@@ -140,7 +139,6 @@ def answer_of_seeds(name: str, ranked: Sequence[tuple[int, Fingerprint]]) -> str
 
 # ---------------------------------------------------------------- tables and JSON
 
-_COLUMNS = (("statistic", ".4f"), ("z", ".2f"), ("log10_p", ".2f"), ("k", "d"))
 _COLOURS = {"kin": "green", "stranger": "", "undefined": "yellow"}
 
 
@@ -150,14 +148,30 @@ def fingerprint_json(fingerprint: Fingerprint) -> dict[str, Any]:
     return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in values.items()}
 
 
-#: Columns of a test in a CSV file.
-FINGERPRINT_COLUMNS = ("statistic", "z", "log10_p", "k", "n_inputs", "verdict", "reason")
+#: Columns of a test. Pages have p, other outputs its logarithm; only the CSV files of studies have the reason.
+FINGERPRINT_COLUMNS = (
+    Column("statistic", format=".4f"),
+    Column("z", format=".2f"),
+    Column("log10 p", format=".2f", key="log10_p"),
+    Column("p"),
+    Column("k"),
+    Column("N", key="n_inputs"),
+    Column("verdict", "text"),
+    Column("reason", "text"),
+)
 
 
 def fingerprint_cells(found: Fingerprint) -> list[object]:
-    """Return a test's cells under `FINGERPRINT_COLUMNS`, for programs; numbers of an undefined test are empty."""
-    numbers = ("" if np.isnan(x) else repr(x) for x in (found.statistic, found.z, found.log10_p))
-    return [*numbers, found.k, found.n_inputs, found.verdict, found.reason]
+    """Return a test's cells under `FINGERPRINT_COLUMNS`."""
+    verdict = Cell(found.verdict, look=_COLOURS[found.verdict])
+    numbers = [found.statistic, found.z, found.log10_p, format_p(found.log10_p), found.k, found.n_inputs]
+    return [*numbers, verdict, found.reason]
+
+
+def _table(leading: Sequence[str], tests: Sequence[tuple[Sequence[str], Fingerprint]]) -> Table:
+    """Build the table of tests, each with the names of its models."""
+    columns = [*(Column(title, "name") for title in leading), *FINGERPRINT_COLUMNS]
+    return Table(columns, [[*names, *fingerprint_cells(found)] for names, found in tests]).without("reason")
 
 
 def describe_test(probe: FingerprintProbe, recipe: LineageTestConfig) -> str:
@@ -170,21 +184,6 @@ def describe_test(probe: FingerprintProbe, recipe: LineageTestConfig) -> str:
 def short_names(sources: Sequence[AnySource]) -> list[str]:
     """Return the models' names without their common folders."""
     return without_shared_folder([source.name for source in sources])
-
-
-def _print_tests(console: Console, leading: Sequence[str], tests: Sequence[tuple[Sequence[str], Fingerprint]]) -> None:
-    """Print a row per test."""
-    rows: list[list[str | Text]] = []
-    for names, found in tests:
-        numbers = (getattr(found, name) for name, _ in _COLUMNS)
-        cells = [
-            "–" if value != value else format(value, spec) for value, (_, spec) in zip(numbers, _COLUMNS, strict=True)
-        ]
-        verdict = Text(found.verdict, style=_COLOURS[found.verdict])
-        rows.append([*names, *cells, str(found.n_inputs), verdict])
-    headings = [Heading(title, "name") for title in leading]
-    headings += [*map(Heading, ("statistic", "z", "log10 p", "k", "N")), Heading("verdict", "text")]
-    print_table(console, headings, rows)
 
 
 def _say(console: Console, text: str) -> None:
@@ -206,7 +205,7 @@ def print_pairs(
     _say(console, f"{answer}\n")
     _say(console, title)
     names = short_names(sources)
-    _print_tests(console, ("A", "B"), [((names[p.a], names[p.b]), p.fingerprint) for p in compared.pairs])
+    _table(("A", "B"), [((names[p.a], names[p.b]), p.fingerprint) for p in compared.pairs]).without("p").print(console)
     _print_notes(console, [pair.fingerprint for pair in compared.pairs])
     _say(console, terms(compared.pairs[0].fingerprint.null))
     _say(console, CANNOT_TELL)
@@ -218,7 +217,7 @@ def print_ranking(
     """Print the answer, and the best seeds."""
     _say(console, f"{answer}\n")
     _say(console, title)
-    _print_tests(console, ("seed",), [((str(seed),), result) for seed, result in found[:n]])
+    _table(("seed",), [((str(seed),), result) for seed, result in found[:n]]).without("p").print(console)
     _print_notes(console, [result for _, result in found])
     _say(console, f"{terms(found[0][1].null)} p counts all {len(found)} candidates.")
 
@@ -227,11 +226,9 @@ def print_rates(found: Sequence[NullRates], title: str, console: Console) -> Non
     """Print a row per null."""
     rows = []
     for rates in found:
-        sd = rates.strangers.sd_z
-        of_z = "–" if sd != sd else f"{sd:.2f}"
-        rows.append([rates.null, *_rate_cells(rates.strangers), of_z, *_rate_cells(rates.kin)])
-    numbers = ("strangers, %", "no test", "sd of z", "kin, %", "no test")
-    print_table(console, [Heading("null", "name"), *map(Heading, numbers)], rows, title=title)
+        rows.append([rates.null, *_rate_cells(rates.strangers), rates.strangers.sd_z, *_rate_cells(rates.kin)])
+    columns = [Column("null", "name"), Column("strangers, %"), Column("no test"), Column("sd of z", format=".2f")]
+    Table([*columns, Column("kin, %"), Column("no test")], rows).print(console, title=title)
     console.print("called kin, of those that had a test, with 95 % intervals", highlight=False)
 
 
@@ -272,15 +269,15 @@ def write_kinship_page(out: Path, names: Sequence[str], compared: ComparedModels
         Prose(answer),
         Prose(CANNOT_TELL, note=True),
         Panels([kinship_matrix(names, [(p.a, p.b, p.fingerprint) for p in compared.pairs])], wide=True),
-        Table(["A", "B", *_NUMBERS], [[*pair, *_cells(found)] for pair, found in rows], texts=(0, 1)),
+        _table(("A", "B"), rows).without("log10_p"),
         *_notes([found for _, found in rows]),
         Prose(terms(compared.pairs[0].fingerprint.null), note=True),
     ]
     if control:
-        table = Table(["model", "", *_NUMBERS], [[*pair, *_cells(found)] for pair, found in control], texts=(0, 1))
+        table = _table(("model", ""), control).without("log10_p")
         blocks.append(Fold("The control: every model against births of other seeds", [table], note=f"{n} strangers"))
     title = " · ".join(names) if len(names) < 4 else f"{len(names)} models"
-    _write(out, title, blocks, test, {"pairs.csv": _csv(["a", "b"], [*rows, *control])})
+    _write(out, title, blocks, test, {"pairs.csv": _table(("a", "b"), [*rows, *control]).without("p").csv()})
 
 
 def write_seeds_page(out: Path, name: str, ranked: Sequence[tuple[int, Fingerprint]], answer: str, test: str) -> None:
@@ -298,12 +295,12 @@ def write_seeds_page(out: Path, name: str, ranked: Sequence[tuple[int, Fingerpri
     blocks: list[Block] = [
         Prose(answer),
         Panels([panel], wide=True),
-        Table(["seed", *_NUMBERS], [[*seed, *_cells(found)] for seed, found in rows[:_MOST_ROWS]], texts=()),
+        _table(("seed",), rows[:_MOST_ROWS]).without("log10_p"),
         *more,
         *_notes([found for _, found in rows]),
         Prose(f"{terms(ranked[0][1].null)} p counts all {len(rows)} candidates.", note=True),
     ]
-    _write(out, name, blocks, test, {"seeds.csv": _csv(["seed"], rows)})
+    _write(out, name, blocks, test, {"seeds.csv": _table(("seed",), rows).without("p").csv()})
 
 
 def kinship_matrix(
@@ -332,26 +329,10 @@ def kinship_matrix(
     )  # fmt: skip
 
 
-_NUMBERS = ("statistic", "z", "p", "k", "N", "verdict")
-
-
-def _cells(found: Fingerprint) -> list[str]:
-    numbers = (format_value(found.statistic, ".4f"), format_value(found.z, ".2f"), format_p(found.log10_p))
-    return [*numbers, str(found.k), str(found.n_inputs), found.verdict]
-
-
 def _notes(found: Sequence[Fingerprint]) -> list[Prose]:
     notes = [f"Undefined: {test.reason}." for test in found if test.reason]
     notes += [f"Warning: {warning}." for test in found for warning in test.warnings]
     return [Prose(note, note=True) for note in dict.fromkeys(notes)]
-
-
-def _csv(leading: Sequence[str], rows: Sequence[tuple[Sequence[str], Fingerprint]]) -> str:
-    lines: list[list[object]] = [[*leading, "statistic", "z", "log10_p", "k", "n_inputs", "verdict"]]
-    for names, found in rows:
-        numbers = (None if value != value else value for value in (found.statistic, found.z, found.log10_p))
-        lines.append([*names, *numbers, found.k, found.n_inputs, found.verdict])
-    return csv_text(lines)
 
 
 def _write(out: Path, title: str, blocks: Sequence[Block], test: str, texts: dict[str, str]) -> None:

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from ...files import csv_text, write_text
+from ...files import write_text
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states
 from ...metrics.seedprint import LEVEL, Fingerprint, Verdict
-from ...report.text import format_value, markdown_table
+from ...report.table import Cell, Column, Table
+from ...report.text import format_value
 from ...trainer.by_name.model_names import open_source
 from ...trainer.devices import device
 from .answer import FINGERPRINT_COLUMNS, fingerprint_cells
@@ -119,20 +117,17 @@ def count_verdicts(results: Sequence[PairResult], test: str) -> list[VerdictCoun
 
 # ---------------------------------------------------------------- tables for people, for papers and for programs
 
-_FORMATS = {"statistic": ".4f", "z": ".2f", "log10_p": ".1f"}
-"""Number of a test → its format."""
 
-
-def _titles(study: LineageStudy, test: str) -> list[str]:
+def _columns(study: LineageStudy, test: str) -> list[Column]:
     null = study.tests[test].recipe.null
     statistic = "mean cosine" if null == "matched" else "mean ρ" if null.startswith("dimensions") else "mean τ"
-    return [f"{test}: {statistic}", "z", "log₁₀ p", "k", "verdict"]
+    first = Column(f"{test}: {statistic}", format=".4f")
+    return [first, Column("z", format=".2f"), Column("log₁₀ p", format=".1f"), Column("k"), Column("verdict")]
 
 
-def _cells(fingerprint: Fingerprint, expected: str) -> list[str]:
-    numbers = [format_value(getattr(fingerprint, name), spec) for name, spec in _FORMATS.items()]
-    wrong = fingerprint.verdict not in (expected, "undefined")
-    return [*numbers, str(fingerprint.k), f"**{fingerprint.verdict}**" if wrong else fingerprint.verdict]
+def _cells(found: Fingerprint, expected: str) -> list[object]:
+    verdict = Cell(found.verdict, strong=found.verdict not in (expected, "undefined"))
+    return [found.statistic, found.z, found.log10_p, found.k, verdict]
 
 
 def _format_counts(counts: VerdictCounts) -> str:
@@ -145,27 +140,25 @@ def _format_counts(counts: VerdictCounts) -> str:
     return text + (f"; {undefined} undefined" if undefined else "")
 
 
-def summary(
-    study: LineageStudy, results: Sequence[PairResult], tests: Sequence[str]
-) -> tuple[list[str], list[list[str]]]:
-    """Build titles and rows: the verdicts of every one of ``tests``, table by table."""
+def summary(results: Sequence[PairResult], tests: Sequence[str]) -> Table:
+    """Build the table of the verdicts of every one of ``tests``, table by table."""
     counts = [count_verdicts(results, test) for test in tests]
     rows = [
         [
             f"{of_tests[0].table + 1}. {QUESTIONS[of_tests[0].table].title}",
             of_tests[0].expected,
-            str(of_tests[0].n),
+            of_tests[0].n,
             *map(_format_counts, of_tests),
         ]
         for of_tests in zip(*counts, strict=True)
     ]
-    return ["table", "in truth", "pairs", *tests], rows
+    return Table([Column("table", "name"), Column("in truth", "text"), Column("pairs"), *map(Column, tests)], rows)
 
 
-def pair_rows(
-    study: LineageStudy, results: Sequence[PairResult], tests: Sequence[str]
-) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return, for each table with pairs, its title, its headings, and a row per pair, kin first."""
+def pair_tables(study: LineageStudy, results: Sequence[PairResult], tests: Sequence[str]) -> list[tuple[str, Table]]:
+    """Return, for each table with pairs, its title, and the table with a row per pair, kin first."""
+    columns = [Column("A", "name"), Column("B", "name"), Column("in truth", "text")]
+    columns += [column for test in tests for column in _columns(study, test)]
     found = []
     for i, question in enumerate(QUESTIONS):
         rows = [
@@ -175,8 +168,7 @@ def pair_rows(
             if result.table == i
         ]
         if rows:
-            titles = ["A", "B", "in truth", *(title for test in tests for title in _titles(study, test))]
-            found.append((f"{i + 1}. {question.title}", titles, rows))
+            found.append((f"{i + 1}. {question.title}", Table(columns, rows)))
     return found
 
 
@@ -202,34 +194,28 @@ def markdown(study: LineageStudy, results: Sequence[PairResult]) -> str:
     for probe, tests in tests_by_probe(study).items():
         notes = _notes(results, tests)
         lines += [f"## {describe_probe(probe)}", ""]
-        lines += [markdown_table(*summary(study, results, tests), n_text=2), ""]
-        for title, titles, rows in pair_rows(study, results, tests):
-            lines += [f"### {title}", "", markdown_table(titles, rows, n_text=3), ""]
+        lines += [summary(results, tests).markdown(), ""]
+        for title, table in pair_tables(study, results, tests):
+            lines += [f"### {title}", "", table.markdown(), ""]
         lines += [*(f"- {note}" for note in notes), *([""] if notes else [])]
     return "\n".join(lines)
 
 
 def write_csv(study: LineageStudy, results: Sequence[PairResult], path: Path) -> None:
     """Write everything for programs: a row per table, pair and test; numbers of an undefined test are empty."""
-    titles = ["table", "a", "b", "a_seed", "a_step", "a_continuation", "b_seed", "b_step", "b_continuation", "in_truth"]
-    titles += ["test", "probe", "null", *FINGERPRINT_COLUMNS]
-    rows: list[Sequence[object]] = [titles]
+    titles = ("table", "a", "b", "a_seed", "a_step", "a_continuation", "b_seed", "b_step", "b_continuation", "in_truth")
+    columns = [*map(Column, (*titles, "test", "probe", "null")), *FINGERPRINT_COLUMNS]
+    rows = []
     for result in results:
         pair = [result.table + 1, result.a.label, result.b.label]
         pair += [value for model in (result.a, result.b) for value in (model.seed, model.step, model.continuation)]
         for test, found in result.fingerprints.items():
             of_test = [test, study.tests[test].probe.kind, found.null, *fingerprint_cells(found)]
             rows.append([*pair, result.expected, *of_test])
-    write_text(path, csv_text(rows))
+    write_text(path, Table(columns, rows).without("p").csv())
 
 
 def print_summary(study: LineageStudy, results: Sequence[PairResult], console: Console) -> None:
     """Print, per probe, the verdicts of every test on each table."""
     for probe, tests in tests_by_probe(study).items():
-        titles, rows = summary(study, results, tests)
-        shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=describe_probe(probe))
-        for title in titles:
-            shown.add_column(title, overflow="fold", justify="right" if title == "pairs" else "left")
-        for row in rows:
-            shown.add_row(*map(Text, row))
-        console.print(shown)
+        summary(results, tests).print(console, title=describe_probe(probe))

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
 from rich.console import Console
 
-from ...report.charts.chart_page import Block, Fold, Heading, Panels, Prose, Table, render_page
+from ...report.charts.chart_page import Block, Fold, Heading, Panels, Prose, render_page
 from ...report.charts.specs import CurvePanel, Look, MatrixPanel, PageRun, Series
 from ...report.pictures.axes import count_formatter
 from ...report.pictures.saving import save_both
@@ -32,7 +31,7 @@ from ..study_file import StudyRequest
 from ..trials import Planned, check_stored
 from .answer import kinship_matrix
 from .comparison import describe_probe
-from .results import PairResult, compare_pairs, markdown, pair_rows, print_summary, summary, tests_by_probe, write_csv
+from .results import PairResult, compare_pairs, markdown, pair_tables, print_summary, summary, tests_by_probe, write_csv
 from .trials import LineageStudy, StudyModel, last_step, lineage_trials, read_lineage_study, study_models
 
 if TYPE_CHECKING:
@@ -172,24 +171,12 @@ def lineage_page(study: LineageStudy, results: Sequence[PairResult]) -> str:
         title = f"{first}: {describe_probe(study.tests[first].probe)}"
         blocks += [Heading("models", "All models", title), Panels([_all_models_panel(results, first)], wide=True)]
     for probe, tests in tests_by_probe(study).items():
-        titles, rows = summary(study, results, tests)
-        blocks += [Heading("", "Verdicts", describe_probe(probe)), Table(titles, rows, texts=range(len(titles)))]
-        for title, headings, pairs in pair_rows(study, results, tests):
-            blocks.append(
-                Fold(
-                    title,
-                    [Table(headings, [list(map(_cell, row)) for row in pairs], texts=(0, 1, 2))],
-                    note=f"{len(pairs)} pairs; bold: not what the pair is in truth",
-                )
-            )
+        blocks += [Heading("", "Verdicts", describe_probe(probe)), summary(results, tests)]
+        for title, table in pair_tables(study, results, tests):
+            note = f"{len(table.rows)} pairs; bold: not what the pair is in truth"
+            blocks.append(Fold(title, [table], note=note))
     runs = [PageRun(f"seed {seed}") for seed in seeds]
     return render_page(study.name, blocks, runs=runs, about="Birthmark study of lineage")
-
-
-def _cell(text: str) -> str | Markup:
-    """Convert a cell of the Markdown table to HTML, bold if the test was wrong."""
-    wrong = text.startswith("**")
-    return Markup("<strong>{}</strong>").format(text.strip("*")) if wrong else text
 
 
 def outcome(results: Sequence[PairResult], test: str) -> str:

@@ -130,6 +130,6 @@ def test_one_sentence_compares_two_configs(runs):
 def test_one_pair_has_no_column_of_intervals(runs):
     (fold,) = _paired([runs[0], runs[2]], compare_configs([runs[0], runs[2]]))
     (table,) = fold.blocks
-    assert table.headings == ["at step 9", "a", "b", "difference"]
+    assert [column.title for column in table.columns] == ["at step 9", "a", "b", "difference"]
     assert {len(row) for row in table.rows} == {4}
     assert table.caption == "b minus a, one pair of runs of the same seed: no interval."

@@ -29,8 +29,10 @@ def test_units_of_dense_blocks_are_drawn_and_listed_alone(n_dense):
         assert section is None
         return
     units = [listing for listing in section.listings if listing.title == "Units of largest z"]
-    assert {row[0] for row in units[0].rows} == {"1"}
-    assert all(re.fullmatch(r"\d+", row[1]) for row in units[0].rows)
+    rows = [[cell.text(column) for column, cell in zip(units[0].table.columns, row, strict=True)]
+            for row in units[0].table.cells]  # fmt: skip
+    assert {row[0] for row in rows} == {"1"}
+    assert all(re.fullmatch(r"\d+", row[1]) for row in rows)
     assert any(picture.file.startswith("neurons-units") for picture in section.pictures)
 
 

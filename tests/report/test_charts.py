@@ -15,7 +15,6 @@ from birthmark.report.charts.chart_page import (
     PageRun,
     Panels,
     Prose,
-    Table,
     island,
     render_page,
     sparkline,
@@ -33,6 +32,7 @@ from birthmark.report.charts.specs import (
     rounded,
 )
 from birthmark.report.charts.stills import still
+from birthmark.report.table import Column, Table
 
 EVIL = "</script><img onerror=alert(1)>&"
 
@@ -62,7 +62,7 @@ def page():
         Findings([Finding(EVIL, "present", [3, 2, float("nan"), 1], [1, 1, 1, 1], link="more")], EVIL),
         Controls(),
         Panels(one_of_each()),
-        Fold(EVIL, [Prose(EVIL), Table([EVIL, "x"], [[EVIL, "1"]])], id="more", note=EVIL),
+        Fold(EVIL, [Prose(EVIL), Table([Column(EVIL, "text"), Column("x")], [[EVIL, 1]])], id="more", note=EVIL),
     ]
     return render_page(EVIL, blocks, runs=[PageRun(EVIL, EVIL, {0: 0, 10: 2_000})], about=EVIL, data="page-data")
 

@@ -1,27 +1,30 @@
-"""Tables on narrow terminals: every cell, heading and name is on it somewhere."""
+"""Tables: on narrow terminals every cell, heading and name is somewhere; all outputs have the same cells."""
 
+import csv
 import io
 import itertools
+import math
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from rich.console import Console
-from rich.text import Text
 
 from birthmark.measure.model_pairs import AllPairs, Compared
 from birthmark.measure.records import Snapshot
 from birthmark.report.block_table import print_snapshot
+from birthmark.report.charts.chart_page import render_page
 from birthmark.report.compared_models import print_compared
 from birthmark.report.run_history import snapshot_rows
 from birthmark.report.snapshot_table import print_table as print_snapshots
-from birthmark.report.terminal import Heading, print_table
+from birthmark.report.table import Cell, Column, Table
 
 NAMES = [f"/models/a-suite-whose-names-are-long/model-{i}-after-step-{1000 * i}" for i in range(4)]
 
 
-def shown(width, *arguments, **keywords):
+def shown(width, columns, rows, **keywords):
     console = Console(width=width, file=io.StringIO())
-    print_table(console, *arguments, **keywords)
+    Table(columns, rows).print(console, **keywords)
     return console.file.getvalue()
 
 
@@ -34,32 +37,32 @@ def missing_in(text, *cells):
 @pytest.mark.parametrize("width", [200, 80, 60, 30])
 @pytest.mark.parametrize("n_numbers", [1, 6, 30, 96])
 def test_no_cell_is_lost(width, n_numbers):
-    headings = [Heading("model", "name"), *(Heading(f"block {i}") for i in range(1, n_numbers + 1))]
+    columns = [Column("model", "name"), *(Column(f"block {i}") for i in range(1, n_numbers + 1))]
     rows = [[name, *(f"{i}.{place:03}" for i in range(1, n_numbers + 1))] for place, name in enumerate(NAMES)]
-    text = shown(width, headings, rows, title="a title")
+    text = shown(width, columns, rows, title="a title")
     assert all(len(line) <= width for line in text.splitlines() if not line.endswith(tuple(NAMES)))
     cells = [cell for row in rows for cell in row]
-    assert missing_in(text, "a title", *(heading.text for heading in headings), *cells) == []
+    assert missing_in(text, "a title", *(column.title for column in columns), *cells) == []
 
 
 def test_what_fits_is_one_table_of_whole_names():
-    text = shown(120, [Heading("model", "name"), Heading("loss")], [[name, "1"] for name in NAMES])
+    text = shown(120, [Column("model", "name"), Column("loss")], [[name, "1"] for name in NAMES])
     assert [line.split() for line in text.splitlines()[2:]] == [[name, "1"] for name in NAMES]
 
 
 def test_names_give_up_no_more_than_they_must():
-    headings = [Heading("model", "name"), Heading("loss")]
+    columns = [Column("model", "name"), Column("loss")]
     names = NAMES[1:]
     rows = [[name, "1.2345"] for name in names]
-    widest = max(len(line) for line in shown(200, headings, rows).splitlines())
-    lines = shown(widest - 3, headings, rows).splitlines()
+    widest = max(len(line) for line in shown(200, columns, rows).splitlines())
+    lines = shown(widest - 3, columns, rows).splitlines()
     assert {len(line) for line in lines[2:5]} == {widest - 3}
     assert lines[5:] == [f"{line.split()[0]}  {name}" for line, name in zip(lines[2:5], names, strict=True)]
 
 
 def test_names_that_would_be_one_are_numbered():
     names = [f"{'a' * 40}{middle}{'b' * 40}" for middle in "xyz"]
-    text = shown(40, [Heading("model", "name"), Heading("loss")], [[name, "1"] for name in names])
+    text = shown(40, [Column("model", "name"), Column("loss")], [[name, "1"] for name in names])
     assert [line.split() for line in text.splitlines()[2:]] == [
         *([f"[{i}]", "1"] for i in (1, 2, 3)),
         *([f"[{i}]", name] for i, name in enumerate(names, 1)),
@@ -68,9 +71,46 @@ def test_names_that_would_be_one_are_numbered():
 
 def test_a_style_and_what_rich_would_read_as_one_stay():
     console = Console(width=40, file=io.StringIO(), force_terminal=True, color_system="standard")
-    print_table(console, [Heading("m", "name"), Heading("v", "text")], [["[red]x", Text("kin", style="green")]])
+    Table([Column("m", "name"), Column("v", "text")], [["[red]x", Cell("kin", look="green")]]).print(console)
     assert "[red]x" in console.file.getvalue()
     assert "\x1b[32mkin\x1b[0m" in console.file.getvalue()
+
+
+def test_every_output_has_the_same_cells(parse):
+    columns = [Column("run", "name"), Column("validation\nloss", format=".2f", key="val_loss", beside="birth")]
+    columns += [Column("verdict", "text"), Column("findings", "prose"), Column("token", "token")]
+    rows = [
+        ["a|b", Cell(1.234567, "9.00"), Cell("wrong", strong=True), ("is <old>", "is late"), "<x>"],
+        ["c", math.nan, "right", (), "y" * 50],
+    ]
+    table = Table(columns, rows)
+    read = list(csv.reader(io.StringIO(table.csv())))
+    assert read[0] == ["run", "val_loss", "verdict", "findings", "token"]
+    assert read[1:] == [["a|b", "1.234567", "wrong", "is <old> | is late", "<x>"], ["c", "", "right", "", "y" * 50]]
+    head, rule, *lines = table.without("token").markdown().splitlines()
+    assert (head, rule) == ("| run | validation loss | verdict | findings |", "|---|---:|---|---|")
+    assert lines == ["| a\\|b | 1.23 | **wrong** | is <old>, is late |", "| c | – | right |  |"]
+    page = parse(render_page("page", [table]))
+    assert [[cell.strip() for cell in row] for row in page.table(5)] == [
+        ["a|b", "1.23 (9.00)", "wrong", "is <old>is late", "<x>"], ["c", "–", "right", "", "y" * 31 + "…"],
+    ]  # fmt: skip
+    assert [line.split() for line in shown(80, columns[:2], [row[:2] for row in rows]).splitlines()[3:]] == [
+        ["a|b", "1.23", "(9.00)"], ["c", "–"],
+    ]  # fmt: skip
+    assert [line.split() for line in shown(17, columns[:2], [row[:2] for row in rows]).splitlines()[3:5]] == [
+        ["a|b", "1.23"], ["c", "–"],
+    ]  # fmt: skip
+
+
+def test_markup_is_escaped_unless_it_was_made_as_such(parse):
+    rows = [["<b>", Markup("<b>bold</b>")]]
+    page = render_page("page", [Table([Column("x", "text"), Column("y", "text")], rows)])
+    assert '<td class="text">&lt;b&gt;</td><td class="text"><b>bold</b></td>' in page
+
+
+def test_records_give_the_columns_that_are_asked_for():
+    records = [{"a": 1, "other": 2}, {"other": 3}]
+    assert Table.of([Column("A", key="a")], records).csv() == 'a\n1\n""\n'
 
 
 @pytest.mark.parametrize("width", [200, 80, 60])

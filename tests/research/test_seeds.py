@@ -19,7 +19,7 @@ from birthmark.research.seeds.results import (
     seeds_trials,
     variance_shares,
 )
-from birthmark.research.seeds.run import outcome, rows_of, seeds_figure
+from birthmark.research.seeds.run import outcome, seeds_figure, table_of
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_figures_are_read_from_the_ends_of_finished_runs(write, tmp_path, capsys
     (result,) = read_seeds_results(study, trials)
     assert (result.name, result.n_runs, result.shares) == ("val_loss", 5, None)
     assert "1 runs are not finished" in outcome([result])[0]
-    assert rows_of([result])[0][3:] == ["–"] * 5
+    assert table_of([result]).rows[0][3:] == ["–"] * 5
     trials[-1].run.path.mkdir(parents=True)
     append_metrics(trials[-1].run.metrics, 6, {"val/loss": float(values[-1, -1])})
     assert main(["ablate", str(file), f"--out={tmp_path / 'out'}"]) == 0
