@@ -10,11 +10,30 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
+from ..findings.numbers import format_value
+from ..measure.records import Snapshot
+from ..metrics.quantities import LOGGED, MEASURED, over_training
+from ..metrics.quantity import Quantity
 from ..pace import Pace, duration
 from .evaluation import Evaluation
 from .milestones import MilestoneCallback, is_due, never
 from .snapshot import BiasSnapshot
 from .training import TrainingLog, Validation
+
+
+def _named(quantity: Quantity, value: float, label: str = "") -> str:
+    return f"{label or quantity.label} {format_value(value, quantity.format)}"
+
+
+def _figures(snapshot: Snapshot) -> list[str]:
+    """Write the scalars that the table of snapshots shows on a terminal; on text, where that has a column too."""
+    found, text = [], snapshot.summary.get("bias_text", {})
+    for quantity, shown in over_training(MEASURED.values()):
+        if shown.text_heading and quantity.name in text:
+            found.append(_named(quantity, text[quantity.name], shown.text_heading))
+        elif quantity.name in snapshot.bias and not shown.page_only:
+            found.append(_named(quantity, snapshot.bias[quantity.name]))
+    return found
 
 
 class RunProgress(MilestoneCallback):
@@ -80,17 +99,12 @@ class RunProgress(MilestoneCallback):
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Print the line."""
-        parts = [f"step {step:>6}", f"val {self.validation.last['val/loss']:.4f}"]
-        if "val/bits_per_byte" in self.validation.last:
-            parts.append(f"{self.validation.last['val/bits_per_byte']:.3f} bits/byte")
+        parts = [f"step {step:>6}"]
+        for name in ("val/loss", "val/bits_per_byte"):
+            if name in self.validation.last:
+                parts.append(_named(LOGGED[name], self.validation.last[name]))
         if self.snapshot is not None and self.snapshot.last is not None:
-            bias, text = self.snapshot.last.bias, self.snapshot.last.summary.get("bias_text", {})
-            parts += [
-                f"alignment {bias['alignment']:.3f}",
-                f"preference {bias['preference_ratio']:.1f}×",
-                f"persistence {bias['rank_persistence']:.3f}",
-                f"sink {text['sink_mass']:.3f} on text" if text else f"sink {bias['sink_mass']:.3f}",
-            ]
+            parts += _figures(self.snapshot.last)
         if self.evaluation is not None and self.evaluation.acted_at == step:
             parts += self.evaluation.figures
         if self.training.last and step:

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from ..files import finite_or_nan
-from ..metrics.quantities import LOGGED, MEASURED
+from ..metrics.quantities import LOGGED, MEASURED, SECTIONS, over_training
 from ..metrics.quantity import Quantity
 from ..yaml_files import parse_yaml
 from .history import RunHistory
@@ -28,7 +28,11 @@ _NO_CONFIG = ("name", "run_dir")
 """Fields that say where a run is kept, not what it is."""
 _LEVEL = 0.95
 _COMPARED = ("val/loss", "val/loss_trigger")
-_COMPARED_SCALARS = ("sink_mass", "alignment", "rank_persistence", "preference_ratio", "variance_discrepancy")
+_SINK = SECTIONS["sink"].headline
+_COMPARED_SCALARS = (
+    *(quantity.name for quantity, shown in over_training(MEASURED.values()) if not shown.page_only),
+    SECTIONS["aggregation"].headline,
+)
 _PROBES = {"bias_text": "text", "bias": "random"}
 """Group of a probe's scalars → its name."""
 
@@ -246,8 +250,7 @@ def comparison_sentence(first: str, second: str, differences: Sequence[Differenc
         rests_on: conclusion where there is one pair alone.
     """
     by_name = {(d.quantity.name, d.probe): d for d in differences}
-    keys = (("sink_mass", "text"), ("sink_mass", ""), ("sink_mass", "random"))
-    mass = next((by_name[key] for key in keys if key in by_name), None)
+    mass = next((by_name[_SINK, probe] for probe in ("text", "", "random") if (_SINK, probe) in by_name), None)
     chosen = [d for d in (mass, by_name.get(("val/loss", ""))) if d is not None] or list(differences[:1])
     told = [d for d in chosen if d.n_pairs]
     if not told:

@@ -277,9 +277,10 @@ class Table:
 
 
 def broken(title: str) -> str:
-    """Break a heading before its last word, for a console."""
-    first, _, last = " ".join(title.split("\n")).rpartition(" ")
-    return f"{first}\n{last}" if first else last
+    """Break a heading into two lines as short as possible, for a console."""
+    words = title.split()
+    forms = [f"{' '.join(words[:i])}\n{' '.join(words[i:])}" for i in range(1, len(words))]
+    return min(reversed(forms), key=lambda form: max(map(len, form.split("\n"))), default=title)
 
 
 _LONGEST_TOKEN = 32

@@ -17,13 +17,14 @@ from ..findings.numbers import in_ascii
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
 from ..findings.verdict import Tone, Verdict, scalar
 from ..measure.records import Snapshot
-from ..metrics.quantities import LOGGED, MEASURED
+from ..metrics.quantities import LOGGED, MEASURED, SECTIONS
 from .run_history import RunHistory
 from .text import finite_or_nan, format_p, format_value
 
 # ---------------------------------------------------------------- figures below the title
 
 KeyFigure = tuple[str, str, str]
+_SINK = SECTIONS["sink"].headline
 
 
 def of_run(run: RunHistory) -> list[KeyFigure]:
@@ -38,9 +39,8 @@ def of_run(run: RunHistory) -> list[KeyFigure]:
     return [
         *lineage_figure(run.rows, run.start),
         *([_loss(run, steps, losses)] if run.birth or losses else []),
-        ("Alignment", _value("alignment", bias), _judged(run.start.says("with the seed direction"), "alignment", bias)),
-        ("Rank persistence", _value("rank_persistence", bias), _judged(f"ρ to {start}", "rank_persistence", bias)),
-        ("Preference ratio", ratio, f"V · max p̄{when}; 1 is none"),
+        *_against_birth(run.start, bias),
+        (_title("preference_ratio"), ratio, f"V · max p̄{when}; 1 is none"),
         _sink_mass(newest),
     ]
 
@@ -51,20 +51,23 @@ def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
     figures = [
         _sink_mass(snapshot),
         _dominance(snapshot),
-        ("Preference ratio", _value("preference_ratio", bias), "V · max p̄; 1 is none"),
+        (_title("preference_ratio"), _value("preference_ratio", bias), "V · max p̄; 1 is none"),
     ]
     if "alignment" in bias:
-        return figures + [
-            (title, _value(name, bias), _judged(what, name, bias) if MEASURED[name].control in bias else what)
-            for title, name, what in (
-                ("Alignment", "alignment", start.says("with the seed direction")),
-                ("Rank persistence", "rank_persistence", f"ρ to {start.noun}"),
-            )
-        ]
+        return figures + _against_birth(start, bias)
     return [
         *figures,
         ("Contraction", _value("inter", bias), f"across sequences; within them {_value('intra', bias)}"),
         _effective_rank(snapshot),
+    ]
+
+
+def _against_birth(start: Start, bias: Mapping[str, Any]) -> list[KeyFigure]:
+    """Compare with birth, beside strangers where they were measured."""
+    compared = {"alignment": start.says("with the seed direction"), "rank_persistence": f"ρ to {start.noun}"}
+    return [
+        (_title(name), _value(name, bias), _judged(what, name, bias) if MEASURED[name].control in bias else what)
+        for name, what in compared.items()
     ]
 
 
@@ -82,7 +85,7 @@ def _effective_rank(snapshot: Snapshot) -> KeyFigure:
     value, block = peak_of(snapshot, "effective_rank", group)
     last = _value("effective_rank", snapshot.summary[group])
     what = f"lowest, after {block}; last block {last}" if block else "of the last block's states"
-    return "Effective rank", format_value(value, MEASURED["effective_rank"].format), what
+    return _title("effective_rank"), format_value(value, MEASURED["effective_rank"].format), what
 
 
 def lineage_figure(rows: Sequence[Mapping[str, Any]], start: Start = BIRTH) -> list[KeyFigure]:
@@ -112,11 +115,11 @@ def _sink_mass(snapshot: Snapshot | None) -> KeyFigure:
     summary: Mapping[str, Any] = snapshot.summary if snapshot else {}
     reading = SinkReading.leading(snapshot)
     bias, lead = summary.get("bias", {}), summary.get(reading.group, {})
-    beside = "" if reading.group == "bias" else f"; random tokens {_value('sink_mass', bias)}"
+    beside = "" if reading.group == "bias" else f"; random tokens {_value(_SINK, bias)}"
     place = "on the first token of a document" if reading.of_documents else "on position 0"
     may = "" if reading.group == "bias_text" else ", text may have more"
     what = f"mean over heads, {place}, {ON_PROBE[reading.group]}{may}"
-    return "Sink mass", _value(reading.mass, lead), _judged(what, reading.mass, lead) + beside
+    return _title(_SINK), _value(reading.mass, lead), _judged(what, reading.mass, lead) + beside
 
 
 def _judged(what: str, name: str, scalars: Mapping[str, float]) -> str:
@@ -124,6 +127,10 @@ def _judged(what: str, name: str, scalars: Mapping[str, float]) -> str:
     quantity = MEASURED[name]
     level = quantity.level({"bias": scalars})
     return f"{what}; {quantity.control_label} {format_value(finite_or_nan(level), quantity.format)}"
+
+
+def _title(name: str) -> str:
+    return MEASURED[name].label.capitalize()
 
 
 def _value(name: str, scalars: Mapping[str, float]) -> str:

@@ -7,11 +7,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...metrics.quantities import LOGGED, MEASURED, SECTIONS
 from ..run_history import RunHistory
 from ..text import finite_or_nan
 from .declared import Link
 from .section import Section
 from .training_view import AVERAGED, Curve, TrainingView, last_step, level_of
+
+_BESIDE_LOSS = {
+    "val/bits_per_byte": ("bits", "Validation text, per UTF-8 byte."),
+    "val/loss_trigger": ("trigger", "Validation loss at trigger positions."),
+    "train/z_loss": ("z_loss", "What the z-loss adds to what training minimises."),
+    "train/load_balance": ("load_balance", "Load balance of the routers: 1 where all experts are used alike."),
+    "train/grad_norm": ("norm", "Gradient norm before clipping."),
+}
+"""Quantities of the log that have a picture below the loss → its key and caption."""
 
 
 def _loss_over_training(view: TrainingView, section: Section) -> None:
@@ -39,18 +49,9 @@ def _loss_over_training(view: TrainingView, section: Section) -> None:
         view.add_curves(section, "loss", caption, losses, "loss (nats per token)", levels)
     else:
         section.notes.append("No losses are recorded yet.")
-    bits = view.logged({"val/bits_per_byte": ""})
-    view.add_curves(section, "bits", "Validation text, per UTF-8 byte.", bits, "bits per byte")
-    trigger = view.logged({"val/loss_trigger": ""})
-    view.add_curves(section, "trigger", "Validation loss at trigger positions.", trigger, "nats per trigger")
-    z_loss = view.logged({"train/z_loss": ""})
-    view.add_curves(section, "z_loss", "What the z-loss adds to what training minimises.", z_loss, "z-loss")
-    balance = view.logged({"train/load_balance": ""})
-    caption = "Load balance of the routers: 1 where all experts are used alike."
-    view.add_curves(section, "load_balance", caption, balance, "load balance")
-    if len(section.pictures) % 2:  # a place in the row is free
-        norm = view.logged({"train/grad_norm": ""})
-        view.add_curves(section, "norm", "Gradient norm before clipping.", norm, "gradient norm")
+    for name, (key, caption) in _BESIDE_LOSS.items():
+        if name != "train/grad_norm" or len(section.pictures) % 2:  # the last one fills a place that is free in the row
+            view.add_curves(section, key, caption, view.logged({name: ""}), LOGGED[name].label)
 
 
 LOSS = Link(
@@ -60,8 +61,8 @@ LOSS = Link(
     "that knows nothing but how frequent each token is.",
     _loss_over_training,
     quantities=(
-        *("train/loss", "val/loss", "val/bits_per_byte", "val/loss_trigger", "train/z_loss", "train/load_balance"),
-        "train/grad_norm",
+        *("train/loss", "val/loss"),
+        *_BESIDE_LOSS,
     ),
     optional=True,
 )
@@ -131,10 +132,11 @@ def _tasks_over_training(view: TrainingView, section: Section) -> None:
             curves = view.logged(lines)
             view.add_curves(section, key, f"{name}: {what}.", curves, what, controls)
     if section.pictures:
-        caption = "Sink mass at the same steps."
-        sink = view.measured({"sink_uniform": "uniform"})
+        sink = MEASURED[SECTIONS["sink"].headline]
+        caption = f"{sink.label.capitalize()} at the same steps."
+        level = view.measured({str(sink.control): sink.control_label})
         before = len(section.pictures)
-        view.add_curves(section, "sink", caption, view.by_probe("sink_mass"), "sink mass", sink)
+        view.add_curves(section, "sink", caption, view.by_probe(sink.name), sink.axis_label, level)
         # Beside the first of them.
         section.pictures[1:1] = [section.pictures.pop() for _ in range(len(section.pictures) - before)]
 

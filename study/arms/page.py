@@ -15,6 +15,7 @@ from ...files import write_text
 from ...findings.numbers import in_prose
 from ...findings.thresholds import threshold
 from ...measure.config import SnapshotConfig
+from ...metrics.quantities import MEASURED
 from ...report.charts.chart_page import Block, Fold, Heading, Html, Panels, Prose, render_page
 from ...report.charts.specs import CurvePanel, PageRun, Point, ScatterPanel, Series
 from ...report.pictures.style import RUN_COLOURS
@@ -23,44 +24,30 @@ from ...report.text import MISSING, format_value
 from ..trial_lock import failed_runs
 from ..trials import Trial
 from .figure import Family, families
-from .results import ArmResult, Spread, spread, task_loss
+from .results import SCALARS, ArmResult, Spread, spread, task_loss
 from .trials import ArmStudy
 
-_COLUMNS = {
-    "sink_mass": "sink mass",
-    "sink_mass_normalised": "sink mass, rows normalised",
-    "sink_mass_largest_head": "largest head",
-    "document_sink_mass": "document sink mass",
+_DISCREPANCY = MEASURED["variance_discrepancy"].label
+_COLUMNS = {name: figure.label for name, figure in SCALARS.items()} | {
     "sink_key": "sink at key",
     "sink_key_importance": "its importance",
-    "sink_mass_random": "sink mass, random tokens",
-    "sink_mass_random_normalised": "random tokens, rows normalised",
-    "trigger_loss": "trigger loss",
-    "val_loss": "validation loss",
-    "largest_value": "largest value",
-    "kurtosis": "kurtosis",
-    "birth": "σ²(0)/σ²(late) at birth",
-    "end": "σ²(0)/σ²(late) at the end",
+    "birth": f"{_DISCREPANCY} at birth",
+    "end": f"{_DISCREPANCY} at the end",
 }
 _OUTLIERS = ("largest_value", "kurtosis")
-_ABOUT_OUTLIERS = (
-    "Largest value and kurtosis: of the residual stream on that text, behind the block where they are largest. "
-)
-_OPTIONAL = ("sink_mass_normalised", "document_sink_mass", "sink_mass_random_normalised", "trigger_loss", *_OUTLIERS)
-_FORMATS = {"sink_key": ".3g", **dict.fromkeys(_OUTLIERS, "ratio")}
 _Detail = Literal["range", "sd", "mean"]
 _NARROW = ("sink_mass", "sink_mass_normalised", "trigger_loss", "val_loss", "end")
 
 
 def _shown(results: Sequence[ArmResult]) -> list[str]:
-    """Choose the columns of the table; columns for documents, triggers, outliers, rows that do not sum to 1, and sinks
-    at keys other than the first appear only if an arm has them.
+    """Choose the columns of the table. Figures that only some studies measure, and sinks at keys other than the first,
+    appear only where an arm has them.
     """
-    shown = [key for key in _COLUMNS if key not in _OPTIONAL or any(r.figures[key].n for r in results)]
-    shown += dict.fromkeys(key for result in results for key in result.own)
+    hidden = {name for name, one in SCALARS.items() if one.is_optional and not any(r.figures[name].n for r in results)}
     if not any(_sink_is_elsewhere(r) for r in results):
-        shown = [key for key in shown if key not in ("sink_key", "sink_key_importance")]
-    return shown
+        hidden |= {"sink_key", "sink_key_importance"}
+    own = dict.fromkeys(key for result in results for key in result.own)
+    return [*(name for name in _COLUMNS if name not in hidden), *own]
 
 
 def _sink_is_elsewhere(result: ArmResult) -> bool:
@@ -72,11 +59,17 @@ def _sink_is_elsewhere(result: ArmResult) -> bool:
 
 def _cell(result: ArmResult, column: str, detail: _Detail) -> str:
     if column not in ("birth", "end"):
-        return _format_spread(result.figures.get(column, spread([])), _FORMATS.get(column, ".3f"), detail)
+        return _format_spread(result.figures.get(column, spread([])), _format(column), detail)
     layers = result.layers(column)
     if len(layers) == 1:
         return _format_spread(layers[0], ".3g", detail)
     return ", ".join(format_value(layer.mean, ".3g") for layer in layers) or MISSING
+
+
+def _format(column: str) -> str:
+    if column in SCALARS:
+        return SCALARS[column].format or SCALARS[column].quantity.format
+    return ".3g" if column == "sink_key" else ".3f"
 
 
 def _format_spread(value: Spread, spec: str, detail: _Detail) -> str:
@@ -102,6 +95,11 @@ def _table(study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str]
     return Table([*leading, *(Column(broken(_title(column, results)), key=column) for column in columns)], rows)
 
 
+def table_of(study: ArmStudy, results: Sequence[ArmResult]) -> Table:
+    """Build the whole table."""
+    return _table(study, results, _shown(results))
+
+
 def _title(column: str, results: Sequence[ArmResult]) -> str:
     return _COLUMNS.get(column) or next(result.own[column] for result in results if column in result.own)
 
@@ -110,19 +108,21 @@ def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
     """Explain the table's figures."""
     levels = {format_value(result.uniform, ".3f") for result in results}
     uniform = ", ".join(sorted(levels - {MISSING} or levels))
-    outliers = any(result.figures[name].n for result in results for name in _OUTLIERS)
+    about_outliers = ""
+    if any(result.figures[name].n for result in results for name in _OUTLIERS):
+        about_outliers = "∞-norm and kurtosis: on that text, behind the block where they are largest. "
     return (
         f"Mean ± sd (min–max) over init_seeds {', '.join(map(str, study.init_seeds))}. Sink mass: mean attention on "
         f"position 0 on held-out text of the task (uniform attention: {uniform}). Losses in nats per token. "
-        f"{_about_learning(results)}{_ABOUT_OUTLIERS if outliers else ''}"
-        "σ²(0)/σ²(late): variance of what enters the output projection at position 0 over its mean in the later half, "
-        "random tokens" + ("; one figure per block." if any(len(r.layers("end")) > 1 for r in results) else ".")
+        f"{_about_learning(results)}{about_outliers}{_DISCREPANCY}: variance of what enters the output projection at "
+        "position 0 over its mean in the later half, random tokens"
+        + ("; one figure per block." if any(len(r.layers("end")) > 1 for r in results) else ".")
     )
 
 
 def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:
     """Write the table in Markdown."""
-    return f"{_table(study, results, _shown(results)).markdown()}\n\n{notes(study, results)}\n"
+    return f"{table_of(study, results).markdown()}\n\n{notes(study, results)}\n"
 
 
 def write_csv(results: Sequence[ArmResult], path: Path) -> None:
@@ -152,7 +152,7 @@ def print_results(study: ArmStudy, results: Sequence[ArmResult], console: Consol
         (narrowest, "mean"),
     )
     narrower = [_table(study, results, columns, detail) for columns, detail in forms]
-    _table(study, results, wide).print(console, narrower=narrower, all_columns="table.csv has every column")
+    table_of(study, results).print(console, narrower=narrower, all_columns="table.csv has every column")
 
 
 # ---------------------------------------------------------------- the page: sentences, a scatter, curves and a table
@@ -175,7 +175,7 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
         Heading("training", "Sink mass over training", f"Mean over the seeds of each arm. {_common(first)}"),
         Panels(_curves(grouped, first)),
         Heading("table", "All figures"),
-        _with_times(_table(study, results, _shown(results)), results),
+        _with_times(table_of(study, results), results),
         *(Prose(note, note=True) for note in (notes(study, results), _TIMES, failed_runs(trials)) if note),
         Fold("Runs", [_links(study, trials, out)]),
     ]

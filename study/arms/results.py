@@ -5,30 +5,57 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ...findings.thresholds import threshold
 from ...measure.records import MetricsLog, Snapshot, metrics_by_step
-from ...report.run_history import join_rows
+from ...metrics.quantities import LOGGED, MEASURED
+from ...metrics.quantity import Quantity
+from ...report.run_history import join_rows, row_key
 from ...report.text import finite_or_nan
 from ..trials import Trial
 from .trials import ArmStudy
 
+
+class Figure(NamedTuple):
+    """A scalar at the end of a run."""
+
+    quantity: Quantity
+    probe: Literal["text", "random", ""]
+    format: str = ""
+    """Format of a figure over seeds, which needs more digits than one run's; by default the quantity's."""
+
+    @property
+    def key(self) -> str:
+        """Name in a row (report/run_history.py)."""
+        return f"text_{self.quantity.name}" if self.probe == "text" else row_key(self.quantity.name)
+
+    @property
+    def is_optional(self) -> bool:
+        """True if only some studies measure it."""
+        return bool(self.quantity.when) or self.quantity.section == "outliers"
+
+    @property
+    def label(self) -> str:
+        """Label, for a table whose figures are of the task's text."""
+        return self.quantity.label + (", random tokens" if self.probe == "random" else "")
+
+
 SCALARS = {
-    "sink_mass": "text_sink_mass",
-    "sink_mass_normalised": "text_sink_mass_normalised",
-    "sink_mass_largest_head": "text_sink_mass_max",
-    "document_sink_mass": "text_document_sink_mass",
-    "sink_mass_random": "sink_mass",
-    "sink_mass_random_normalised": "sink_mass_normalised",
-    "trigger_loss": "val_loss_trigger",
-    "val_loss": "val_loss",
-    "largest_value": "text_residual_inf_norm",
-    "kurtosis": "text_residual_kurtosis",
+    "sink_mass": Figure(MEASURED["sink_mass"], "text"),
+    "sink_mass_normalised": Figure(MEASURED["sink_mass_normalised"], "text"),
+    "sink_mass_largest_head": Figure(MEASURED["sink_mass_max"], "text"),
+    "document_sink_mass": Figure(MEASURED["document_sink_mass"], "text"),
+    "sink_mass_random": Figure(MEASURED["sink_mass"], "random"),
+    "sink_mass_random_normalised": Figure(MEASURED["sink_mass_normalised"], "random"),
+    "trigger_loss": Figure(LOGGED["val/loss_trigger"], ""),
+    "val_loss": Figure(LOGGED["val/loss"], ""),
+    "largest_value": Figure(MEASURED["residual_inf_norm"], "text", "ratio"),
+    "kurtosis": Figure(MEASURED["residual_kurtosis"], "text", "ratio"),
 }
-"""Figure → scalar of a row (report/tables.py), at the end of the run."""
+"""Figures by name, in the order of the table."""
 
 AT_BIRTH = ("trigger_loss", "val_loss")
 """Figures that are kept at birth too, as ``FIGURE_birth``."""
@@ -162,7 +189,7 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
     steps = sorted(set.intersection(*(set(read.rows) for read in reads)))
     step = steps[-1] if steps else 0
     ends = [read.rows.get(step, {}) for read in reads]
-    figures = {name: spread([finite_or_nan(end.get(key)) for end in ends]) for name, key in SCALARS.items()}
+    figures = {name: spread([finite_or_nan(end.get(one.key)) for end in ends]) for name, one in SCALARS.items()}
     for array in ARRAYS:
         for moment, at in (("birth", 0), ("end", step)):
             found = [read.snapshots[at].arrays.get(array) for read in reads if at in read.snapshots]
@@ -170,7 +197,7 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
                 figures[f"{array}_{moment}.{layer}"] = spread([float(value) for value in values])
     births = [read.rows.get(0, {}) for read in reads]
     for name in AT_BIRTH:
-        figures[f"{name}_birth"] = spread([finite_or_nan(birth.get(SCALARS[name])) for birth in births])
+        figures[f"{name}_birth"] = spread([finite_or_nan(birth.get(SCALARS[name].key)) for birth in births])
     figures["unigram_entropy"] = spread([read.unigram_entropy for read in reads])
     own = _label_kinds([read.snapshots[step] for read in reads if step in read.snapshots])
     figures |= {name: spread([finite_or_nan(end.get(name)) for end in ends]) for name in own}

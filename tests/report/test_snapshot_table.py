@@ -114,7 +114,7 @@ def test_the_text_probe_leads_for_sinks_and_is_the_last_to_give_way(run):
     assert any("on text" in line for line in lines)
     row = next(line for line in lines if line.split()[:1] == ["100"])
     assert row.split()[-3:] == ["0.702", "0.125", "(0.062)"]
-    narrow = next(line for line in printed(run, width=49).splitlines() if line.split()[:1] == ["100"])
+    narrow = next(line for line in printed(run, width=42).splitlines() if line.split()[:1] == ["100"])
     assert "0.702" in narrow
     assert "0.125" not in narrow
     (figure,) = (figure for figure in of_run(read_runs([run])[0]) if figure[0] == "Sink mass")

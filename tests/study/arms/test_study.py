@@ -19,7 +19,7 @@ from birthmark.launch.cli import main
 from birthmark.measure.records import Snapshot, append_metrics
 from birthmark.metrics.quantity import Quantity
 from birthmark.study.arms.figure import families, study_figure
-from birthmark.study.arms.page import arms_page, markdown, notes, print_results, titles_and_rows, write_csv
+from birthmark.study.arms.page import arms_page, markdown, notes, print_results, table_of, write_csv
 from birthmark.study.arms.results import ARRAYS, read_results, spread
 from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.study.trials import check_buildable, check_stored, next_move
@@ -283,7 +283,7 @@ def test_variance_has_a_figure_per_block_at_birth_and_at_the_end(write, tmp_path
     assert result.sink.mean == 0.25
     text = markdown(study, [result])
     assert "| 100, 2 | 106, 8 |" in text
-    assert "rows normalised" in text.splitlines()[0]
+    assert "sink mass (normalised)" in text.splitlines()[0]
     study_figure(study, [result])
 
 
@@ -292,8 +292,8 @@ def test_outliers_have_columns_where_they_were_measured_and_the_time_of_a_step_i
     for trial in trials:
         write_run(trial)
     plain = read_results(study, trials)
-    assert not {"largest value", "kurtosis"} & set(titles_and_rows(study, plain)[0])
-    assert "Largest value" not in notes(study, plain)
+    assert not {"largest_value", "kurtosis"} & {column.key for column in table_of(study, plain).columns}
+    assert "∞-norm" not in notes(study, plain)
     assert plain[0].step_s.n == 0
     for seed, trial in enumerate(trial for trial in trials if trial.arm == plain[0].arm):
         end = Snapshot.read(trial.run.snapshot(6))
@@ -303,13 +303,14 @@ def test_outliers_have_columns_where_they_were_measured_and_the_time_of_a_step_i
         for step, seconds in ((2, 9.0), (4, 0.02), (5, 0.01 + 0.02 * seed)):
             append_metrics(trial.run.metrics, step, {"train/step_p50_s": seconds})
     results = read_results(study, trials)
-    titles, rows = titles_and_rows(study, results)
-    cells = dict(zip(titles, rows[0], strict=True))
-    assert cells["largest value"] == "1,500 ± 0.71 (1,500–1,501)"
-    assert cells["kurtosis"] == "4.50 ± 0.71 (4.00–5.00)"
+    table = table_of(study, results)
+    titles = [column.line for column in table.columns]
+    cells = dict(zip(titles, table.rows[0], strict=True))
+    assert cells["∞-norm, residual stream"] == "1,500 ± 0.71 (1,500–1,501)"
+    assert cells["kurtosis, residual stream"] == "4.50 ± 0.71 (4.00–5.00)"
     assert results[0].step_s == spread([0.02, 0.03])
     assert "step" not in "".join(titles[3:])
-    assert "Largest value" in notes(study, results)
+    assert "∞-norm" in notes(study, results)
     page = arms_page(study, results, trials, tmp_path / "out")
     assert "25 (20–30)" in page
     assert "ms a step" in page
@@ -326,9 +327,10 @@ def test_a_metric_of_the_user_is_a_column_like_any_other(write, tmp_path):
             snapshot.summary["bias"]["spikes"] = 7.0 + number
             snapshot.write(folder)
     results = read_results(study, trials)
-    titles, rows = titles_and_rows(study, results)
+    table = table_of(study, results)
+    titles = [column.line for column in table.columns]
     assert titles.count("spikes") == 1
-    assert rows[0][titles.index("spikes")] == "8.000 ± 1.414 (7.000–9.000)"
+    assert table.rows[0][titles.index("spikes")] == "8.000 ± 1.414 (7.000–9.000)"
     write_csv(results, tmp_path / "table.csv")
     assert "spikes_mean" in (tmp_path / "table.csv").read_text().splitlines()[0]
 
