@@ -1,11 +1,22 @@
 """Runs of tests, which say nothing, and what they left."""
 
+import contextlib
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
 import torch
+import yaml
 from rich.console import Console
 
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.checkpoints.folder_io import CheckpointWeights, FolderCheckpointIO
 from birthmark.trainer.run import pretrain
+
+
+def config_file(path, config):
+    path.write_text(yaml.safe_dump(asdict(config)))
+    return path
 
 
 def run(config, path, **more):
@@ -20,7 +31,33 @@ def weights(run, step):
     return FolderCheckpointIO().load_checkpoint(run.checkpoint(step))["state_dict"]
 
 
+def same_weights(a, b, step):
+    """Whether two runs have the same weights and buffers at a step, to the bit."""
+    ours, theirs = weights(a, step), weights(b, step)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def up_to(step, run, path):
+    """A copy of a run as it was after ``step`` steps; its log is whole."""
+    shutil.copytree(run.path, path)
+    for folder in path.glob("[cs]*s/step-*"):
+        if int(folder.name[5:]) > step:
+            shutil.rmtree(folder)
+    return RunDir(path)
+
+
 def averages(run, step):
     """The averaged weights of a checkpoint, one behind another."""
     found = CheckpointWeights(run.checkpoint(step), average=True)
     return torch.cat([found[name].flatten() for name in sorted(found)]).numpy()
+
+
+def ranks_of(marker):
+    """Processes with this word or variable, by their rank: forked ones are nobody's children."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words, variables = ((place / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+            if str(marker).encode() in words + variables:
+                found |= {int(v.partition(b"=")[2]): int(place.name) for v in variables if v.startswith(b"RANK=")}
+    return found

@@ -1,7 +1,5 @@
 """Freed memory stays with the process: the next step's tensors fault nothing in."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,16 +1,14 @@
 """Every arm trains, snapshots, checkpoints, resumes and reports: one run for each value that the config offers."""
 
 import json
-import shutil
 from itertools import zip_longest
 
 import numpy as np
 import pytest
 import torch
-from quiet_runs import run
+from quiet_runs import logged, run, up_to
 
 from birthmark.launch.reference.model_fields import build, companions, model_fields
-from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.attention.config import LATENT_WIDTHS
 from birthmark.report.run_page import build_report, summarise
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
@@ -116,10 +114,6 @@ def configured(tiny):
     return of
 
 
-def logged(done, key):
-    return [record[key] for record in read_metrics(done.metrics) if key in record]
-
-
 #: Scalars that have no value, and are null in JSON: a cosine with a direction of zeros, ranks of equal probabilities,
 #: the ratio of two variances of nothing.
 NO_RANKS = {"bias/rank_persistence", "bias/kendall_tau", "bias/rank_persistence_stranger"}
@@ -155,11 +149,7 @@ def undefined(config):
 def test_an_arm_trains_snapshots_and_goes_on_bit_for_bit(configured, tmp_path, arm):
     config = configured(arm, {"trainer.max_steps": 4, "snapshot.n_strangers": 1})
     whole = run(config, tmp_path / "whole")
-    parts = RunDir(tmp_path / "parts")
-    shutil.copytree(whole.path, parts.path)
-    shutil.rmtree(parts.checkpoint(4))
-    shutil.rmtree(parts.snapshot(4))
-    run(config, parts.path, resume=True)
+    parts = run(config, up_to(2, whole, tmp_path / "parts").path, resume=True)
 
     # Parameters, buffers, moments and all.
     a, b = ((done.checkpoint(4) / "tensors.safetensors").read_bytes() for done in (whole, parts))
@@ -168,7 +158,7 @@ def test_an_arm_trains_snapshots_and_goes_on_bit_for_bit(configured, tmp_path, a
     assert (a.step, b.step) == (4, 4)
     assert a.scalars() == b.scalars()
     assert all(np.array_equal(a.arrays[name], b.arrays[name], equal_nan=True) for name in a.arrays)
-    for key in ("train/loss", "val/loss", "val/loss_trigger"):
+    for key in ("train/loss", "train/lr", "val/loss", "val/loss_trigger"):
         assert logged(whole, key) == logged(parts, key), key
 
     assert [snapshot.step for snapshot in whole.snapshots()] == [0, 2, 4]
@@ -178,16 +168,7 @@ def test_an_arm_trains_snapshots_and_goes_on_bit_for_bit(configured, tmp_path, a
         missing = {name for name, value in snapshot.scalars().items() if value is None or not np.isfinite(value)}
         assert missing <= undefined(config), snapshot.step
     losses = logged(whole, "val/loss")
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize("arm", TOGETHER)
-def test_an_arm_learns(configured, tmp_path, arm):
-    """A tenth of what there is to learn at the least, whatever meets in it."""
-    longer = {"trainer.max_steps": 30, "trainer.checkpoint_every": 30, "trainer.log_every": 30}
-    done = run(configured(arm, longer | {"snapshot.enabled": False}), tmp_path / "run")
-    first, last = logged(done, "val/loss")
-    assert last < 0.9 * first
+    assert losses[4] < losses[0]
 
 
 @pytest.mark.parametrize("arm", [arm for arm, fields in ARMS.items() if "estimated" in fields.values()])

@@ -101,6 +101,8 @@ def test_a_wrong_override_is_refused_by_its_field_and_not_blamed_on_the_file(fil
         ("data: {sources: {path: stdlib}}", "data.sources"),
         ("model: {d_modle: 8}", "model.d_modle: no such field; did you mean model.d_model?"),
         ("1: 2", "1: no such field"),
+        ("modle: {d_model: 8}", "modle.d_model: no such field; did you mean model.d_model?"),
+        ("trainer: {precision: fp16}", "trainer.precision: 'fp16' is not one of"),
         ("model: [1, 2]", "model is [1, 2]"),
         ("model:", "model is None"),
         ("", "the file is None"),

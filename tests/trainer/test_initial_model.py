@@ -1,15 +1,12 @@
 """A run that starts from another's checkpoint: what it takes over, what it leaves, what it refuses."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
+import quiet_runs
 import torch
 import yaml
-from rich.console import Console
 
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
@@ -18,11 +15,10 @@ from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
-from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO, load_model
+from birthmark.trainer.checkpoints.folder_io import load_model
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.initial_model import initialize_model, resolve_init_from
 from birthmark.trainer.lr_schedule import continued_rate, with_continued_rate
-from birthmark.trainer.run import pretrain
 from birthmark.trainer.saved_config import write_config
 
 CALIBRATED = {
@@ -35,7 +31,7 @@ CALIBRATED = {
 
 
 def run(config, path, **more):
-    return pretrain(resolve_init_from(config), RunDir(path), console=Console(quiet=True), **more).run
+    return quiet_runs.run(resolve_init_from(config), path, **more)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +52,6 @@ def going_on(tiny, source):
     return build
 
 
-def stored(run, step):
-    return FolderCheckpointIO().load_checkpoint(run.checkpoint(step))["state_dict"]
-
-
 def test_a_checkpoint_has_three_names_and_all_become_the_same_one(source, going_on):
     for name in (source.path, f"{source.path}@6", source.checkpoint(6)):
         config = resolve_init_from(going_on(name))
@@ -74,7 +66,7 @@ def test_weights_and_buffers_are_the_checkpoints_and_strangers_are_births(source
     config = resolve_init_from(going_on(f"{source.path}@4"))
     model = initialize_model(config, config.init_seed)
     assert model.training
-    there = stored(source, 4)
+    there = quiet_runs.weights(source, 4)
     state = model.state_dict()
     assert set(there) == {f"model.{name}" for name in state}
     assert any(name not in dict(model.named_parameters()) for name in state)
@@ -105,7 +97,7 @@ def test_it_trains_on_from_there_with_an_optimizer_of_its_own(source, going_on, 
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        after = stored(done, step + 1)
+        after = quiet_runs.weights(done, step + 1)
         for name, tensor in model.state_dict().items():
             torch.testing.assert_close(after[f"model.{name}"], tensor, atol=1e-6, rtol=1e-5)
 
@@ -117,8 +109,7 @@ def test_it_goes_on_after_a_stop_and_notices_a_changed_source(source, going_on, 
     first = run(replace(config, trainer=replace(config.trainer, max_steps=2)), tmp_path / "halves")
     assert [folder.name for folder in first.checkpoints()] == ["step-00000002"]
     halves = run(config, tmp_path / "halves", resume=True)
-    last, same = stored(whole, 6), stored(halves, 6)
-    assert all(np.array_equal(last[name].numpy(), same[name].numpy()) for name in last)
+    assert quiet_runs.same_weights(whole, halves, 6)
 
     shutil.rmtree(tmp_path / "source" / "checkpoints" / "step-00000006")
     other = (tmp_path / "source" / "checkpoints" / "step-00000004").rename(RunDir(tmp_path / "source").checkpoint(6))

@@ -12,15 +12,24 @@ def shares(max_steps=101, **settings):
     return [rate.share(step) for step in range(max_steps)]
 
 
-def test_warm_up_rises_linearly_to_the_peak():
-    assert shares()[:10] == pytest.approx([0.1 * i for i in range(1, 11)])
+RISE = [0.1 * i for i in range(1, 11)]
 
 
-def test_cosine_is_half_a_cosine_that_ends_at_its_floor():
-    after = shares()[10:]
-    expected = [0.1 + 0.9 * (1 + math.cos(math.pi * i / 90)) / 2 for i in range(91)]
-    assert after == pytest.approx(expected)
-    assert after[-1] == pytest.approx(0.1)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, RISE + [0.1 + 0.9 * (1 + math.cos(math.pi * i / 90)) / 2 for i in range(91)]),
+        ({"schedule": "wsd", "decay_ratio": 1.0}, RISE + [1 - 0.9 * i / 90 for i in range(91)]),
+        ({"schedule": "wsd", "decay_ratio": 0.0}, RISE + 91 * [1.0]),
+        ({"schedule": "constant"}, RISE + 91 * [1.0]),
+        ({"schedule": "constant", "warmup_steps": 0}, 101 * [1.0]),
+        # A run shorter than its warm-up never leaves it.
+        ({"max_steps": 5}, RISE[:5]),
+    ],
+    ids=str,
+)
+def test_a_schedule_is_its_formula_step_by_step(settings, expected):
+    assert shares(**settings) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 10, 60])
@@ -35,27 +44,6 @@ def test_wsd_stays_and_then_falls_in_equal_parts_over_its_share_of_the_run(warmu
         expected.append(rate)
     assert found[warmup_steps:] == pytest.approx(expected)
     assert found[-1] == pytest.approx(0.1)
-
-
-def test_wsd_that_decays_all_along_is_a_straight_line_from_the_end_of_the_warm_up():
-    after = shares(schedule="wsd", decay_ratio=1.0)[10:]
-    assert after == pytest.approx([1 - 0.9 * i / 90 for i in range(91)])
-
-
-def test_wsd_without_decay_is_constant():
-    assert shares(schedule="wsd", decay_ratio=0.0) == shares(schedule="constant")
-
-
-def test_constant_stays():
-    assert set(shares(schedule="constant")[10:]) == {1.0}
-
-
-def test_no_warm_up_starts_at_the_peak():
-    assert shares(warmup_steps=0)[0] == 1.0
-
-
-def test_a_run_shorter_than_its_warm_up_never_leaves_it():
-    assert shares(max_steps=5) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
 
 
 def test_warm_up_by_tokens_follows_the_tokens_seen():

@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from quiet_runs import logged
-from rich.console import Console
+from quiet_runs import logged, run, up_to
 from torch.nn import functional as F
 
 from birthmark.data.prepare import prepare
 from birthmark.errors import UsageError
-from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
-from birthmark.trainer.config import RunConfig
-from birthmark.trainer.run import pretrain
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +71,7 @@ def test_every_token_of_the_global_batch_counts_alike(tiny, fields, more, tmp_pa
     by_size = []
     for size in (1, 2, 6):
         asked = tiny(fields | {"trainer.global_batch_size": 6, "trainer.micro_batch_size": size})
-        done = pretrain(asked, RunDir(tmp_path / str(size)), console=Console(quiet=True)).run
+        done = run(asked, tmp_path / str(size))
         assert logged(done, "train/loss")[1] == pytest.approx(loss.item(), rel=1e-5)
         assert logged(done, "train/grad_norm")[1] == pytest.approx(norm, rel=1e-5)
         if balance is not None:
@@ -94,10 +90,8 @@ def test_every_token_of_the_global_batch_counts_alike(tiny, fields, more, tmp_pa
 
 def test_a_packed_run_goes_on_where_it_stopped(tiny, fields, tmp_path):
     more = {"trainer.checkpoint_every": 1, "data.packing": "best_fit", "optim.warmup_steps": 0}
-    whole = pretrain(tiny(fields | more), RunDir(tmp_path / "whole"), console=Console(quiet=True)).run
-    short = tiny(fields | more | {"trainer.max_steps": 1})
-    pretrain(short, RunDir(tmp_path / "parts"), console=Console(quiet=True))
-    parts = pretrain(tiny(fields | more), RunDir(tmp_path / "parts"), resume=True, console=Console(quiet=True)).run
+    whole = run(tiny(fields | more), tmp_path / "whole")
+    parts = run(tiny(fields | more), up_to(1, whole, tmp_path / "parts").path, resume=True)
     assert logged(parts, "train/loss") == logged(whole, "train/loss")
     assert logged(parts, "val/loss") == logged(whole, "val/loss")
 
@@ -109,9 +103,7 @@ def test_a_packed_run_goes_on_where_it_stopped(tiny, fields, tmp_path):
         (
             {
                 "model.attention.aggregation": "calibrated",
-                "model.attention.calibration": RunConfig().model.attention.calibration.__class__(
-                    correlation="estimated"
-                ),
+                "model.attention.calibration.correlation": "estimated",
             },
             "model.attention.calibration.correlation estimated",
         ),

@@ -2,11 +2,10 @@
 
 import json
 import subprocess
-from dataclasses import asdict
 from functools import partial
 
 import pytest
-import yaml
+from quiet_runs import config_file
 
 from birthmark.measure.records import RunDir
 from birthmark.trainer.provenance import code
@@ -118,7 +117,7 @@ def test_many_ranks_are_one_wandb_run_that_is_resumed_under_its_id(
     tiny, launched, pretrain_script, offline_wandb, tmp_path
 ):
     file, run = tmp_path / "run.yaml", RunDir(tmp_path / "run")
-    file.write_text(yaml.safe_dump(asdict(tiny({"log.wandb": "offline"}))))
+    config_file(file, tiny({"log.wandb": "offline"}))
     start = partial(launched, pretrain_script, file, run.path)
     start("begin", "--trainer.strategy=ddp", "--trainer.max_steps=4")
     start("resume", "--trainer.strategy=fsdp2", "--trainer.max_steps=6")

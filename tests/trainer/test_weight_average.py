@@ -1,14 +1,11 @@
 """The average of the weights: the slow formula over all weights of a run, to the bit when it goes on, and by name."""
 
-import shutil
-
 import pytest
 import torch
-from quiet_runs import logged, run, weights
+from quiet_runs import logged, run, same_weights, up_to, weights
 
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
-from birthmark.measure.records import RunDir
 from birthmark.report.charts.run_panels import panels_of_runs
 from birthmark.report.run_history import read_runs
 from birthmark.report.sections.section import Section
@@ -47,8 +44,7 @@ def test_the_average_is_the_slow_formula_over_the_weights_after_every_step(avera
 
 def test_the_average_changes_no_bit_of_training_and_is_measured_beside_it(averaged, tiny, tmp_path):
     plain = run(tiny({"trainer.checkpoint_every": 1, "trainer.max_steps": 5}), tmp_path / "plain")
-    a, b = weights(averaged, 5), weights(plain, 5)
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert same_weights(averaged, plain, 5)
     for key in ("train/loss", "val/loss", "bias/alignment"):
         assert logged(averaged, key) == logged(plain, key)
     # After one step the average is the weights.
@@ -75,10 +71,7 @@ def test_pages_show_it_beside_the_trained_weights(averaged):
 
 
 def test_a_run_goes_on_with_its_average_to_the_bit_and_keeps_its_decay(averaged, config, tiny, tmp_path):
-    parts = RunDir(tmp_path / "parts")
-    shutil.copytree(averaged.path, parts.path)
-    for step in (3, 4, 5):
-        shutil.rmtree(parts.checkpoint(step))
+    parts = up_to(2, averaged, tmp_path / "parts")
     with pytest.raises(UsageError, match=r"keeps its optim\.ema"):
         run(tiny({"optim.ema": 0.5, "trainer.checkpoint_every": 1}), parts.path, resume=True)
     run(config, parts.path, resume=True)

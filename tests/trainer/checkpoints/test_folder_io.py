@@ -133,9 +133,13 @@ def test_a_folder_that_stands_there_is_replaced(folder):
 # ── what is damaged ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("position", [0, 100, -1])
-def test_a_flipped_byte_is_found_and_the_file_named(folder, position):
-    damage(folder / "tensors.safetensors", position)
+def cut(file, position):
+    file.write_bytes(file.read_bytes()[:position])
+
+
+@pytest.mark.parametrize(("harm", "position"), [(damage, 0), (damage, 100), (damage, -1), (cut, -8)])
+def test_a_flipped_byte_and_a_cut_are_found_and_the_file_named(folder, harm, position):
+    harm(folder / "tensors.safetensors", position)
     with pytest.raises(RunError, match=r"tensors\.safetensors: damaged"):
         FolderCheckpointIO().load_checkpoint(folder)
 
@@ -145,13 +149,6 @@ def test_a_flipped_byte_of_the_state_is_found(folder, text):
     file = folder / "state.json"
     damage(file, file.read_text().index(text) + len(text) - 2)
     with pytest.raises(RunError, match=r"state\.json: (damaged|format)"):
-        FolderCheckpointIO().load_checkpoint(folder)
-
-
-def test_a_cut_file_is_found(folder):
-    file = folder / "tensors.safetensors"
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(RunError, match=r"tensors\.safetensors: damaged"):
         FolderCheckpointIO().load_checkpoint(folder)
 
 

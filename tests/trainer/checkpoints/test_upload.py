@@ -4,6 +4,7 @@ Stores: fsspec's memory, a folder, and an S3 server of moto's where it is instal
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from quiet_runs import run, weights
 
 from birthmark.data import remote
 from birthmark.errors import RunError, UsageError
+from birthmark.files import write_sealed_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.trainer.by_name.model_names import open_source_with_birth
@@ -137,6 +139,11 @@ def killed_after(n, monkeypatch):
             yield
 
 
+def seal(folder, state):
+    """Write a checkpoint's ``state.json`` of this content."""
+    write_sealed_json(folder / "state.json", {name: value for name, value in state.items() if name != "sha256"})
+
+
 @pytest.fixture
 def local(trained, tmp_path):
     """A copy of the run on the disk, with checkpoints of four steps."""
@@ -146,18 +153,10 @@ def local(trained, tmp_path):
     state = json.loads((source / "state.json").read_text())
     for step in (1, 2, 3, 4):
         shutil.copytree(source, run.checkpoint(step))
-        content = {name: value for name, value in state.items() if name != "sha256"} | {"step": step}
-        content = {"sha256": upload_digest(content)} | content
-        (run.checkpoint(step) / "state.json").write_text(json.dumps(content))
+        seal(run.checkpoint(step), state | {"step": step})
     for step in (6, 8):
         shutil.rmtree(run.checkpoint(step))
     return run
-
-
-def upload_digest(content):
-    from birthmark.files import content_digest
-
-    return content_digest(content)
 
 
 def check_whole(url, folder):
@@ -190,8 +189,7 @@ def test_a_kill_at_any_request_loses_nothing_and_leaves_nothing_half(local, memo
     assert n >= 20
     # Another future of step 4 takes the place of the first.
     state = json.loads((local.checkpoint(4) / "state.json").read_text())
-    content = {name: value for name, value in state.items() if name != "sha256"} | {"note": "another future"}
-    (local.checkpoint(4) / "state.json").write_text(json.dumps({"sha256": upload_digest(content)} | content))
+    seal(local.checkpoint(4), state | {"note": "another future"})
     for cut in (1, 2, 12, 13, 100):
         with killed_after(cut, monkeypatch):
             Uploader(local, URL, keep_last=2).update()
@@ -219,10 +217,9 @@ def test_a_hundred_processes_are_killed_while_they_copy(local, python, tmp_path)
         folder = local.checkpoint(step)
         (folder / "more.safetensors").write_bytes(big)
         state = json.loads((folder / "state.json").read_text())
-        state["files"]["more.safetensors"] = _sha256(big)
+        state["files"]["more.safetensors"] = hashlib.sha256(big).hexdigest()
         state["tensors"]["big"] = {"shape": [1 << 21], "dtype": "float32", "pieces": pieces}
-        content = {name: value for name, value in state.items() if name != "sha256"}
-        (folder / "state.json").write_text(json.dumps({"sha256": upload_digest(content)} | content))
+        seal(folder, state)
     while n_killed < 100:
         store = tmp_path / f"store-{n_killed % 7}"
         child = subprocess.Popen([python, "-c", UPLOADING, str(local.path), f"file://{store}"], stdout=-1)
@@ -238,12 +235,6 @@ def test_a_hundred_processes_are_killed_while_they_copy(local, python, tmp_path)
             Uploader(local, f"file://{store}", keep_last=2).update()
             assert check_whole(f"file://{store}", tmp_path / "read") == [3, 4]
             shutil.rmtree(store)
-
-
-def _sha256(content):
-    import hashlib
-
-    return hashlib.sha256(content).hexdigest()
 
 
 # ---------------------------------------------------------------- stores that fail

@@ -6,21 +6,16 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
+from quiet_runs import logged, run
 
 from birthmark.errors import UsageError
-from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.loop.profiling import check_room
-from birthmark.trainer.run import pretrain
 
 
 def test_traces_hold_the_chosen_steps_and_change_no_number(tiny, tmp_path):
-    def run(name, fields):
-        config = tiny({"snapshot.enabled": False, **fields})
-        return pretrain(config, RunDir(tmp_path / name), console=Console(quiet=True)).run
-
-    profiled, plain = run("profiled", {"trainer.profile": [2, 3, 5]}), run("plain", {})
+    plain = run(tiny({"snapshot.enabled": False}), tmp_path / "plain")
+    profiled = run(tiny({"snapshot.enabled": False, "trainer.profile": [2, 3, 5]}), tmp_path / "profiled")
     assert not (plain.path / "profile").exists()
     n_steps = {}
     for file in (profiled.path / "profile").iterdir():
@@ -29,8 +24,7 @@ def test_traces_hold_the_chosen_steps_and_change_no_number(tiny, tmp_path):
         assert "aten::embedding" in names
         n_steps[file.name] = sum(name.startswith("Optimizer.step#AdamW") for name in names)
     assert n_steps == {"steps-00000002-00000003.json.gz": 2, "steps-00000005-00000005.json.gz": 1}
-    losses = [[r["train/loss"] for r in read_metrics(x.metrics) if "train/loss" in r] for x in (profiled, plain)]
-    assert losses[0] == losses[1]
+    assert logged(profiled, "train/loss") == logged(plain, "train/loss")
 
 
 @pytest.mark.parametrize(

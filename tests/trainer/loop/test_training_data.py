@@ -1,24 +1,20 @@
 """Streams in whole runs: what a run reads does not depend on where it was stopped, or on who reads."""
 
 import json
-import shutil
 from collections import defaultdict
-from dataclasses import asdict, replace
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-import yaml
-from rich.console import Console
+from quiet_runs import config_file, run, same_weights, up_to
 
 from birthmark.data.config import DataConfig
 from birthmark.errors import RunError
 from birthmark.launch.cli import main
-from birthmark.measure.records import RunDir
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.module import PretrainModule
-from birthmark.trainer.run import pretrain
 
 
 @pytest.fixture
@@ -56,19 +52,16 @@ def seen(monkeypatch):
 
 
 def test_a_run_goes_on_bit_for_bit(streamed, seen, tmp_path, capsys):
-    whole = pretrain(streamed, RunDir(tmp_path / "whole"), console=Console(quiet=True)).run
-    first, parts = dict(seen), RunDir(tmp_path / "parts")
+    whole = run(streamed, tmp_path / "whole")
+    first = dict(seen)
     seen.clear()
-    shutil.copytree(whole.checkpoint(2), parts.checkpoint(2))
-    for file in (whole.config, whole.birth, whole.metrics, whole.tokenizer):
-        (parts.path / file.name).write_bytes(file.read_bytes())
-    pretrain(streamed, parts, resume=True, console=Console(quiet=True))
+    parts = run(streamed, up_to(2, whole, tmp_path / "parts").path, resume=True)
     assert dict(seen) == {step: first[step] for step in (3, 4, 5, 6)}
-    a, b = (FolderCheckpointIO().load_checkpoint(run.checkpoint(6)) for run in (whole, parts))
-    assert all(torch.equal(a["state_dict"][k], b["state_dict"][k]) for k in a["state_dict"])
+    assert same_weights(whole, parts, 6)
+    a, b = (FolderCheckpointIO().load_checkpoint(one.checkpoint(6)) for one in (whole, parts))
     assert a["TrainingData"] == b["TrainingData"]
 
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(asdict(streamed)))
+    config_file(tmp_path / "run.yaml", streamed)
     assert main(["data", str(tmp_path / "run.yaml"), "--step", "5", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [sample["tokens"] for sample in shown["samples"]] == first[5]
@@ -77,10 +70,10 @@ def test_a_run_goes_on_bit_for_bit(streamed, seen, tmp_path, capsys):
 
 def test_another_set_is_refused(streamed, tmp_path):
     short = replace(streamed, trainer=replace(streamed.trainer, max_steps=2))
-    pretrain(short, RunDir(tmp_path / "run"), console=Console(quiet=True))
+    run(short, tmp_path / "run")
     pq.write_table(pa.table({"text": ["another"]}), tmp_path / "set" / "2.parquet")
     with pytest.raises(RunError, match=r"^data\.path: the corpus is not the one this run began with \(content_hash, "):
-        pretrain(streamed, RunDir(tmp_path / "run"), resume=True, console=Console(quiet=True))
+        run(streamed, tmp_path / "run", resume=True)
 
 
 #: Its arguments: a config, a run's folder, begin or resume, a strategy, a step at which it is killed, a folder for what
@@ -112,18 +105,15 @@ pretrain(config, RunDir(Path(out)), resume=resume == "resume")
 @pytest.mark.slow
 def test_processes_that_are_killed_and_come_back_in_other_numbers_read_one_order(streamed, seen, forked, tmp_path):
     config = replace(streamed, trainer=replace(streamed.trainer, max_steps=12))
-    pretrain(config, RunDir(tmp_path / "whole"), console=Console(quiet=True))
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    run(config, tmp_path / "whole")
+    config_file(tmp_path / "run.yaml", config)
     (tmp_path / "script.py").write_text(_KILLED)
     found = {}
     for n, begin, strategy, killed in ((1, "begin", "single", 5), (3, "resume", "ddp", 9), (2, "resume", "ddp", -1)):
         folder = tmp_path / f"seen-{n}"
         folder.mkdir()
         arguments = (tmp_path / "run.yaml", tmp_path / "run", begin, strategy, killed, folder)
-        if killed > 0:
-            with pytest.raises(AssertionError):
-                forked(tmp_path / "script.py", *arguments, n=n)
-        else:
+        with pytest.raises(AssertionError) if killed > 0 else nullcontext():
             forked(tmp_path / "script.py", *arguments, n=n)
         rows = defaultdict(list)
         for rank in range(n):

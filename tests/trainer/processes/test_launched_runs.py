@@ -1,9 +1,7 @@
 """Two processes under a real torchrun are the single one: same birth, losses, snapshots, and checkpoints for both."""
 
-import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +12,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 import yaml
-from quiet_runs import logged, run
+from quiet_runs import logged, ranks_of, run, up_to
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
@@ -71,15 +69,6 @@ if rank == "1":
 run("broken")
 sys.exit(1)
 """
-
-
-def up_to(step, source, path):
-    """A copy of a run as it was after ``step`` steps."""
-    shutil.copytree(source.path, path)
-    for folder in [*(path / "checkpoints").iterdir(), *(path / "snapshots").iterdir()]:
-        if int(folder.name[5:]) > step:
-            shutil.rmtree(folder)
-    return RunDir(path)
 
 
 @pytest.fixture(scope="module")
@@ -185,17 +174,6 @@ def test_one_goes_on_from_what_two_have_saved(config, one, two, tmp_path):
     assert len(logged(parts, "train/loss")) == 10
 
 
-def ranks_of(run):
-    """Processes that were started for ``run``, by their rank: forked ones are nobody's children."""
-    found = {}
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if str(run.path).encode() in (place / "cmdline").read_bytes().split(b"\0"):
-                variables = (place / "environ").read_bytes().split(b"\0")
-                found |= {int(v.partition(b"=")[2]): int(place.name) for v in variables if v.startswith(b"RANK=")}
-    return found
-
-
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="finds the processes under /proc")
 def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(one, tmp_path, torchrun, python):
     parts = up_to(5, one, tmp_path / "parts")
@@ -204,7 +182,7 @@ def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(o
     try:
         while process.poll() is None and len(logged(parts, "train/loss")) < 12:
             time.sleep(0.05)
-        ranks = ranks_of(parts)
+        ranks = ranks_of(parts.path)
         os.kill(ranks[1], signal.SIGKILL)
         _, errors = process.communicate(timeout=30)
     finally:

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import pytest
 import yaml
-from quiet_runs import run
+from quiet_runs import logged, run
 
 from birthmark.errors import UsageError
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.trainer.processes.launched_process import LaunchedProcess, launched_process
 
 #: What a shell inside an allocation of two nodes with two tasks each has.
@@ -84,10 +84,6 @@ def test_tasks_that_are_no_run_are_one_line(variables, change, expected):
         launched_process()
 
 
-def losses(run):
-    return {r["step"]: r["train/loss"] for r in read_metrics(run.metrics) if "train/loss" in r}
-
-
 @pytest.fixture(scope="module")
 def config(tiny):
     return tiny({"trainer.max_steps": 3, "trainer.checkpoint_every": 3, "snapshot.enabled": False})
@@ -95,7 +91,7 @@ def config(tiny):
 
 def test_a_single_process_trains_inside_an_allocation(config, variables, tmp_path):
     variables(ALLOCATION)
-    assert list(losses(run(config, tmp_path / "run"))) == [1, 2, 3]
+    assert list(logged(run(config, tmp_path / "run"), "train/loss")) == [1, 2, 3]
 
 
 def test_two_tasks_train_as_one_process_does(config, variables, tmp_path, pretrain_script, python):
@@ -122,5 +118,5 @@ def test_two_tasks_train_as_one_process_does(config, variables, tmp_path, pretra
     finally:
         for task in tasks:
             task.kill()
-    alone = losses(run(config, tmp_path / "one"))
-    assert losses(RunDir.open(tmp_path / "two")) == pytest.approx(alone, rel=1e-5)
+    alone, two = run(config, tmp_path / "one"), RunDir.open(tmp_path / "two")
+    assert logged(two, "train/loss") == pytest.approx(logged(alone, "train/loss"), rel=1e-5)

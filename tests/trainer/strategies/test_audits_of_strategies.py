@@ -2,15 +2,13 @@
 
 import importlib.util
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-import yaml
+from quiet_runs import config_file, run
 
 from birthmark.launch.cli import main
-from birthmark.measure.records import RunDir
 from birthmark.trainer.optimizers.table import OPTIMIZERS
-from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.table import STRATEGIES
 
 STEPS, EVERY = 90, 10
@@ -39,15 +37,15 @@ def config(tiny):
 
 @pytest.fixture
 def findings(capsys):
-    def audited(run):
+    def audited(path):
         capsys.readouterr()
-        status = main(["audit", str(run), "--json"])
+        status = main(["audit", str(path), "--json"])
         found = json.loads(capsys.readouterr().out)
         assert len(found["checkpoints"]) == STEPS // EVERY + 1
         assert (status == 0) == (not any(one["findings"] for one in found["checkpoints"]))
         assert found["direction"]["towards"] == "as labelled"
         cosine = found["checkpoints"][-1]["cosine_with_first"]
-        print(run.name, status, cosine)
+        print(path.name, status, cosine)
         return {one["step"]: one["findings"] for one in found["checkpoints"] if one["findings"]}
 
     return audited
@@ -56,30 +54,20 @@ def findings(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_optimizer_makes_a_finding(config, findings, tmp_path, no_page, name, schedule):
+def test_no_optimizer_makes_a_finding(config, findings, tmp_path, name, schedule):
     optim = replace(config.optim, name=name, lr=RATES.get(name, config.optim.lr), schedule=schedule)
-    with no_page():
-        pretrain(replace(config, optim=optim), RunDir(tmp_path / name), resume=False)
-    assert findings(tmp_path / name) == {}
+    assert findings(run(replace(config, optim=optim), tmp_path / name).path) == {}
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_no_finding(config, findings, tmp_path, no_page):
-    with no_page():
-        for stop in (30, 50, STEPS):
-            leg = replace(config, trainer=replace(config.trainer, max_steps=stop))
-            pretrain(leg, RunDir(tmp_path / "run"), resume=stop > 30)
-    assert findings(tmp_path / "run") == {}
-
-
-@pytest.mark.slow
-def test_no_strategy_makes_a_finding(config, findings, tmp_path, launch_runs):
+def test_no_strategy_and_no_stop_makes_a_finding(config, findings, tmp_path, launch_runs):
     strategies = [name for name, its in STRATEGIES.items() if its.launched and (HAS_DEEPSPEED or not its.engine)]
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(asdict(config)))
+    config_file(file := tmp_path / "config.yaml", config)
     runs = [(tmp_path / name, False, [f"--trainer.strategy={name}"]) for name in strategies]
-    handed = [(tmp_path / "handed", i > 0, [f"--trainer.strategy={name}", f"--trainer.max_steps={stop}"])
-              for i, (name, stop) in enumerate(zip(strategies[:3], (30, 60, STEPS), strict=True))]  # fmt: skip
-    launch_runs(file, [*runs, *handed])
-    for name in [*strategies, "handed"]:
+    for leg, (name, stop) in enumerate(zip(strategies[:3], (30, 60, STEPS), strict=True)):
+        runs.append((tmp_path / "handed", leg > 0, [f"--trainer.strategy={name}", f"--trainer.max_steps={stop}"]))
+        # And of a single process.
+        run(replace(config, trainer=replace(config.trainer, max_steps=stop)), tmp_path / "resumed", resume=leg > 0)
+    launch_runs(file, runs)
+    for name in [*strategies, "handed", "resumed"]:
         assert findings(tmp_path / name) == {}, name

@@ -3,13 +3,10 @@ padding, accumulation, bf16 and recomputed blocks, that are those of the single 
 
 import json
 import pickle
-import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-import yaml
-from quiet_runs import logged, weights
-from rich.console import Console
+from quiet_runs import config_file, logged, run, up_to, weights
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, Snapshot
@@ -17,7 +14,6 @@ from birthmark.models.attention.config import CalibrationConfig, LatentConfig
 from birthmark.models.config import AttentionConfig, DropoutConfig, ExpertsConfig, ModelConfig
 from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.processes.launched_process import LaunchedProcess
-from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.lightning_setup import check_launch
 
 T, STEPS, HALF = 32, 4, 2
@@ -257,13 +253,13 @@ def config(tiny, write_documents, tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    config_file(folder / "run.yaml", config)
     return folder
 
 
 @pytest.fixture(scope="module")
 def single(config, folder):
-    return pretrain(config, RunDir(folder / "single"), console=Console(quiet=True)).run
+    return run(config, folder / "single")
 
 
 WAYS = {
@@ -313,11 +309,7 @@ def test_in_bf16_too_but_for_its_rounding(runs, single):
 
 
 def test_a_run_goes_on_with_whole_sequences(config, runs, single, folder):
-    half = RunDir(shutil.copytree(runs["fsdp2"].path, folder / "half"))
-    for step in (s for s in half.checkpoints_by_step() if s > HALF):
-        shutil.rmtree(half.checkpoint(step))
-        shutil.rmtree(half.snapshot(step))
-    pretrain(config, half, resume=True, console=Console(quiet=True))
+    half = run(config, up_to(HALF, runs["fsdp2"], folder / "half").path, resume=True)
     assert logged(half, "train/loss") == pytest.approx(logged(single, "train/loss"), rel=1e-5)
 
 
@@ -331,8 +323,8 @@ def test_blocks_are_compiled_in_two_graphs(folder, single, launch_runs):
 @pytest.mark.slow
 def test_zero_divides_sequences_too(folder, single, launch_runs):
     ways = {name: [f"--trainer.strategy={name}"] for name in ("zero1", "zero2")}
-    for run in launch(launch_runs, folder, ways).values():
-        assert_alike(run, single)
+    for found in launch(launch_runs, folder, ways).values():
+        assert_alike(found, single)
 
 
 @pytest.mark.slow
@@ -340,18 +332,14 @@ def test_four_processes_share_one_sequence_or_two_each_and_go_on_as_one_and_two(
     two = ["--trainer.strategy=fsdp2"]
     four = [*two, "--trainer.context_parallel=4"]
     found = launch(launch_runs, folder, {"four": four, "two by two": two, "with ddp": ["--trainer.strategy=ddp"]}, n=4)
-    for run in found.values():
-        assert_alike(run, single)
+    for one in found.values():
+        assert_alike(one, single)
     # Four parts up to step 2, whole sequences in step 3, two parts in step 4.
-    chain = RunDir(shutil.copytree(found["four"].path, folder / "chain"))
-    for step in (s for s in chain.checkpoints_by_step() if s > HALF):
-        shutil.rmtree(chain.checkpoint(step))
-        shutil.rmtree(chain.snapshot(step))
-    until_3 = replace(config, trainer=replace(config.trainer, max_steps=3))
-    pretrain(until_3, chain, resume=True, console=Console(quiet=True))
+    chain = up_to(HALF, found["four"], folder / "chain")
+    run(replace(config, trainer=replace(config.trainer, max_steps=3)), chain.path, resume=True)
     launch_runs(folder / "run.yaml", [(chain.path, True, ["--trainer.context_parallel=2", *two])], n=2)
     assert logged(chain, "train/loss") == pytest.approx(logged(single, "train/loss"), rel=1e-5)
-    found, whole = (weights(run, STEPS) for run in (chain, single))
+    found, whole = (weights(one, STEPS) for one in (chain, single))
     assert max((found[name] - whole[name]).abs().max().item() for name in whole) < 1e-5
 
 

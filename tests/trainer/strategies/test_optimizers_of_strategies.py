@@ -2,11 +2,9 @@
 last to a single process: each two steps have the losses of a run in a single process all along."""
 
 import importlib.util
-from dataclasses import asdict
 
 import pytest
-import yaml
-from quiet_runs import averages, logged, run
+from quiet_runs import averages, config_file, logged, run
 
 from birthmark.measure.records import Snapshot
 from birthmark.trainer.config_file import read_config
@@ -15,39 +13,36 @@ from birthmark.trainer.strategies.table import STRATEGIES
 
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 HAS_SOAP = importlib.util.find_spec("pytorch_optimizer") is not None
-NAMES = [name for name in OPTIMIZERS if name != "soap" or HAS_SOAP]
 #: Of a loss. The first eigenbasis of SOAP has directions without a gradient, which rounding alone orients; Adam then
 #: steps along them. Without its state a run would be off by several percent.
 TOLERANCE = {"soap": 5e-3}
 LEG = 2
-
-
-def can_run(name, strategy):
-    """Whether a strategy's processes can be launched here with what has this name: an optimizer, ``ramp``, ``lora``."""
-    facts = STRATEGIES[strategy]
-    if not facts.launched or (facts.engine and not HAS_DEEPSPEED):
-        return False
-    if name == "lora":
-        return True
-    return not facts.engine if name == "ramp" else optimizer_strategy_problem(name, strategy) is None
-
-
-def legs(number, name):
-    """Strategies in the order in which they take a run over; each optimizer begins with another, AdamW with none, and
-    AdamW has replicas of shards too."""
-    able = [strategy for strategy in STRATEGIES if can_run(name, strategy)]
-    first = number % len(able)
-    if name == "adamw":
-        return ["single", "replicas", *able, "single"]
-    return [*able[first:], *able[:first], "single"]
-
-
-#: And AdamW with a batch that grows on the way, and with it the micro-batches of a step.
-NAMES.append("ramp")
-#: And an adapter on a frozen model; all kinds: test_adapters_of_runs.py.
-NAMES.append("lora")
-LEGS = {name: legs(number, name) for number, name in enumerate(NAMES)}
-PAIRS = [(name, leg) for name, strategies in LEGS.items() for leg in range(len(strategies))]
+#: Strategies in the order in which they take a run over, a single process at last. AdamW goes through all, and through
+#: replicas of shards. Processes of ddp step as a single one does, and zero1 shards the state that zero2 shards: what
+#: steps element by element takes one of each two.
+LEGS = {
+    "adamw": ["single", "replicas", "ddp", "fsdp2", "zero1", "zero2", "zero3", "single"],
+    "nadam": ["fsdp2", "zero1", "zero3", "single"],
+    "sgd": ["zero2", "zero3", "fsdp2", "single"],
+    "lion": ["zero3", "ddp", "fsdp2", "zero2", "single"],
+    "adafactor": ["ddp", "single"],
+    "muon": ["ddp", "fsdp2", "single"],
+    "soap": ["ddp", "single"],
+    # A batch that grows on the way, and with it the micro-batches of a step.
+    "ramp": ["fsdp2", "ddp", "single"],
+    # Adapters on a frozen model.
+    "lora": ["zero2", "zero3", "ddp", "fsdp2", "single"],
+    "prefix": ["zero3", "fsdp2", "single"],
+    "prefix_plus": ["fsdp2", "zero3", "single"],
+}
+LEGS = {
+    name: [way for way in ways if HAS_DEEPSPEED or not way.startswith("zero")]
+    for name, ways in LEGS.items()
+    if name != "soap" or HAS_SOAP
+}
+SLOW = {"prefix", "prefix_plus"}
+NAMES = [name for name in LEGS if name not in SLOW]
+PAIRS = [(name, leg) for name in NAMES for leg in range(len(LEGS[name]))]
 #: Fields of a run by its name, where they are more than the optimizer's.
 FIELDS = {
     "adamw": {
@@ -62,7 +57,9 @@ FIELDS = {
         "trainer.batch_ramp.increment": "2",
         "trainer.batch_ramp.sequences": "12",
     },
-    "lora": {"adapter.kind": "lora", "adapter.rank": "2"},
+    "lora": {"adapter.kind": "lora", "adapter.rank": "2", "adapter.maps": "[attn.q, mlp.down]"},
+    "prefix": {"adapter.kind": "prefix", "adapter.length": "3", "optim.lr": "0.05"},
+    "prefix_plus": {"adapter.kind": "prefix_plus", "optim.lr": "0.05"},
 }
 
 
@@ -85,57 +82,65 @@ def fields(tiny, tmp_path_factory):
             "optim.weight_decay": 0.2,
         }
     )
-    (file := folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    config_file(file := folder / "run.yaml", config)
     # What the adapter is attached to.
     base = run(read_config(file, {"trainer.max_steps": f"{LEG}"}), folder / "base")
 
     def of(name, n_legs):
-        more = FIELDS.get(name, {"optim.name": name}) | ({"init_from": f"{base.path}@{LEG}"} if name == "lora" else {})
-        return more | {"trainer.max_steps": f"{LEG * n_legs}"}
+        more = FIELDS.get(name, {"optim.name": name}) | {"trainer.max_steps": f"{LEG * n_legs}"}
+        return more | ({"init_from": f"{base.path}@{LEG}"} if "adapter.kind" in more else {})
 
     return file, of
 
 
 @pytest.fixture(scope="module")
-def handed_on(fields, launch_runs):
-    """Runs by optimizer that strategies hand on to each other."""
+def trained(fields, launch_runs):
+    """``trained(names)``: by name a run that strategies hand on to each other, and one of a single process."""
     file, of = fields
-    run(read_config(file, of("adamw", 1)), file.parent / "adamw")
-    launched = [
-        (file.parent / name, leg > 0, flags(of(name, leg + 1), way))
-        for name in NAMES
-        for leg, way in enumerate(LEGS[name][:-1])
-        if way != "single"
-    ]
-    launch_runs(file, launched)
-    return {name: run(read_config(file, of(name, len(LEGS[name]))), file.parent / name, resume=True) for name in NAMES}
+
+    def train(name, n_legs, path, resume=False):
+        return run(read_config(file, of(name, n_legs)), file.parent / path, resume=resume)
+
+    def both(names):
+        # Those that begin with a single process.
+        for name in (name for name in names if LEGS[name][0] == "single"):
+            train(name, 1, name)
+        launched = [
+            (file.parent / name, leg > 0, flags(of(name, leg + 1), way))
+            for name in names
+            for leg, way in enumerate(LEGS[name][:-1])
+            if way != "single"
+        ]
+        launch_runs(file, launched)
+        n = {name: len(LEGS[name]) for name in names}
+        return {name: (train(name, n[name], name, True), train(name, n[name], f"single-{name}")) for name in names}
+
+    return both
 
 
 @pytest.fixture(scope="module")
-def single(fields):
-    """Runs by optimizer in a single process."""
-    file, of = fields
-    return {name: run(read_config(file, of(name, len(LEGS[name]))), file.parent / f"single-{name}") for name in NAMES}
+def runs(trained):
+    return trained(NAMES)
 
 
 @pytest.mark.parametrize(("name", "leg"), PAIRS, ids=[f"{name}-{LEGS[name][leg]}" for name, leg in PAIRS])
-def test_an_optimizer_goes_on_under_a_strategy_with_the_losses_of_the_single_process(name, leg, handed_on, single):
+def test_an_optimizer_goes_on_under_a_strategy_with_the_losses_of_the_single_process(name, leg, runs):
     # The first step of a leg is that of the weights that it was handed; the state that came with them shows after it.
     steps = range(LEG * leg + 1, LEG * (leg + 1) + 1)
-    losses = [logged(runs[name], "train/loss") for runs in (handed_on, single)]
+    losses = [logged(one, "train/loss") for one in runs[name]]
     ours, theirs = ({step: found[step] for step in steps} for found in losses)
     assert ours == pytest.approx(theirs, rel=TOLERANCE.get(name, 1e-5))
 
 
 @pytest.mark.parametrize(("leg", "way"), [*enumerate(LEGS["adamw"])])
-def test_a_checkpoint_holds_of_each_process_what_it_alone_has(leg, way, handed_on):
+def test_a_checkpoint_holds_of_each_process_what_it_alone_has(leg, way, runs):
     """Keep one of equal copies."""
-    files = [*handed_on["adamw"].checkpoint(LEG * (leg + 1)).glob("*.safetensors")]
+    files = [*runs["adamw"][0].checkpoint(LEG * (leg + 1)).glob("*.safetensors")]
     assert len(files) == (1 if way in ("single", "ddp", "replicas") else 2)
 
 
-def test_averages_and_snapshots_go_on_as_well(handed_on, single):
-    ours, theirs = handed_on["adamw"], single["adamw"]
+def test_averages_and_snapshots_go_on_as_well(runs):
+    ours, theirs = runs["adamw"]
     last = LEG * len(LEGS["adamw"])
     assert averages(ours, last) == pytest.approx(averages(theirs, last), abs=1e-5)
     found = logged(ours, "ema/val/loss")
@@ -145,3 +150,26 @@ def test_averages_and_snapshots_go_on_as_well(handed_on, single):
     assert len(biases[0]) == len(biases[1]) >= 2
     for bias, expected in zip(*biases, strict=True):
         assert bias == pytest.approx(expected, rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_DEEPSPEED, reason="DeepSpeed is not installed")
+def test_prefixes_of_keys_go_from_strategy_to_strategy_too(trained):
+    for name, (ours, theirs) in trained(sorted(SLOW)).items():
+        alone = logged(theirs, "train/loss")
+        assert logged(ours, "train/loss") == pytest.approx(alone, rel=1e-5), name
+        # They would be the same all along if nothing were trained.
+        assert len({round(loss, 4) for loss in alone.values()}) > 2, name
+
+
+def test_every_optimizer_meets_every_kind_of_strategy_that_can_run_it():
+    """A new one gets its legs here."""
+    kinds = ({"ddp"}, {"fsdp2", "replicas"}, {"zero1", "zero2"}, {"zero3"})
+    for name in (name for name in OPTIMIZERS if name != "soap" or HAS_SOAP):
+        able = {
+            way
+            for way, facts in STRATEGIES.items()
+            if optimizer_strategy_problem(name, way) is None and (HAS_DEEPSPEED or not facts.engine)
+        }
+        missed = [kind for kind in kinds if kind & able and not kind & set(LEGS[name])]
+        assert missed in ([], [{"ddp"}] if OPTIMIZERS[name].elementwise else []), name

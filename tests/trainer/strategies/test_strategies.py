@@ -5,17 +5,15 @@ import importlib.util
 import json
 import math
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from lightning.pytorch.strategies import DeepSpeedStrategy
-from quiet_runs import averages, logged
-from rich.console import Console
+from quiet_runs import averages, config_file, logged, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from birthmark.errors import UsageError
@@ -25,7 +23,6 @@ from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelCon
 from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import LaunchedProcess
-from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.lightning_setup import check_launch
 from birthmark.trainer.strategies.zero import ZeroStrategy
 
@@ -61,29 +58,23 @@ with join_process_group(where, device):
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="DeepSpeed, an optional dependency, is not installed")
 ZERO = ["zero1", "zero2", "zero3"]
-EVERY = ["fsdp2", *(pytest.param(name, marks=needs_deepspeed) for name in ZERO)]
 
-#: Steps of a run, and of its first checkpoint.
-STEPS, HALF = 4, 2
+#: Steps of a run. More of AdamW, under strategies in turn: test_optimizers_of_strategies.py.
+STEPS = 2
 
-#: The first half of a run without snapshots and averages.
-BARE = [f"--trainer.max_steps={HALF}", "--snapshot.enabled=false", "--optim.ema=null"]
+#: A run without snapshots and averages.
+BARE = ["--snapshot.enabled=false", "--optim.ema=null"]
 
 #: Ways to keep, compile and offload, which change no loss.
 OPTIONS = {
-    "fsdp2-full": ["--trainer.strategy=fsdp2", "--trainer.activation_checkpointing=full"],
-    "fsdp2-selective-blocks": [
-        "--trainer.strategy=fsdp2",
-        "--trainer.activation_checkpointing=selective",
-        "--trainer.compile=blocks",
-    ],
-    "ddp-selective": ["--trainer.strategy=ddp", "--trainer.activation_checkpointing=selective"],
-    "zero3-full-cpu": [
-        "--trainer.strategy=zero3",
-        "--trainer.activation_checkpointing=full",
-        "--trainer.offload=cpu",
-    ],
+    "fsdp2-full": {"activation_checkpointing": "full"},
+    "fsdp2-selective-blocks": {"activation_checkpointing": "selective", "compile": "blocks"},
+    "ddp-selective": {"activation_checkpointing": "selective"},
+    "zero3-full-cpu": {"activation_checkpointing": "full", "offload": "cpu"},
 }
+
+#: Those that shard while a backward pass runs, gradients or weights too; zero1 does so after it.
+SHARDING = ["zero2", "zero3"]
 
 #: A mixture whose load balance shows in the losses, and batches that two processes share as 1 + 1 and 1 + 0 samples.
 MIXTURE = [
@@ -121,7 +112,7 @@ def config(tiny):
         "model.mlp": "swiglu",
         "trainer.global_batch_size": 8,
         "trainer.max_steps": STEPS,
-        "trainer.checkpoint_every": HALF,
+        "trainer.checkpoint_every": STEPS,
         "trainer.val_sequences": 7,
         "snapshot.n_sequences": 11,
         "snapshot.gradients": True,
@@ -136,28 +127,28 @@ def config(tiny):
 def folder(config, tmp_path_factory):
     """The config's file, and all runs by name."""
     folder = tmp_path_factory.mktemp("strategies")
-    (folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    config_file(folder / "run.yaml", config)
     return folder
 
 
 @pytest.fixture(scope="module")
 def single(config, folder):
-    return pretrain(config, RunDir(folder / "single"), console=Console(quiet=True)).run
+    return run(config, folder / "single")
 
 
 @pytest.fixture(scope="module")
 def runs(folder, launch_runs):
-    """``runs(name)``: a run from birth by strategy, by options, or ``bf16-STRATEGY``; all from one launch."""
-    flags = {name: [f"--trainer.strategy={name}"] for name in ("fsdp2", *ZERO)}
-    flags["ddp"] = ["--trainer.strategy=ddp", f"--trainer.max_steps={HALF}"]
-    flags |= {name: [*given, *BARE] for name, given in OPTIONS.items()}
-    flags |= {f"{name}-mixture": [f"--trainer.strategy={name}", *MIXTURE] for name in ("ddp", "fsdp2", *ZERO)}
-    flags["fsdp2-mixture"].append("--trainer.activation_checkpointing=full")
-    flags["ddp-mixture"].append("--trainer.max_steps=1")
-    flags |= {f"{name}-bare": [f"--trainer.strategy={name}", *BARE] for name in ZERO}
-    in_bf16 = ["--trainer.precision=bf16", "--trainer.gather=bf16", f"--trainer.max_steps={HALF}", "--optim.ema=null"]
-    flags |= {f"bf16-{name}": [f"--trainer.strategy={name}", *in_bf16] for name in ("fsdp2", "zero3")}
-    launch_runs(folder / "run.yaml", [(folder / name, False, flags[name]) for name in runnable(flags)])
+    """``runs(name)``: a run from birth by strategy, and by options behind a dash; all from one launch."""
+    flags = {name: [] for name in ("ddp", "fsdp2", *ZERO)}
+    flags |= {n: [*(f"--trainer.{field}={x}" for field, x in fs.items()), *BARE] for n, fs in OPTIONS.items()}
+    flags |= {f"{name}-bare": BARE for name in SHARDING}
+    flags |= {f"{name}-mixture": MIXTURE for name in ("ddp", "fsdp2", *SHARDING)}
+    flags["fsdp2-mixture"] = [*MIXTURE, "--trainer.activation_checkpointing=full"]
+    flags["ddp-mixture"] = [*MIXTURE, "--trainer.max_steps=1"]
+    in_bf16 = ["--trainer.precision=bf16", "--trainer.gather=bf16", "--optim.ema=null"]
+    flags |= {f"{name}-bf16": in_bf16 for name in ("fsdp2", "zero3")}
+    asked = {name: [f"--trainer.strategy={name.partition('-')[0]}", *flags[name]] for name in runnable(flags)}
+    launch_runs(folder / "run.yaml", [(folder / name, False, given) for name, given in asked.items()])
     return lambda name: RunDir.open(folder / name)
 
 
@@ -165,35 +156,31 @@ def digest_of(run):
     return json.loads(run.birth.read_text())["digest"]
 
 
-def first_steps(run, key, last):
-    return {step: value for step, value in logged(run, key).items() if step <= last}
-
-
-def assert_alike(run, single, last=STEPS):
-    """All that a run of ``last`` steps has logged, measured and averaged."""
-    assert digest_of(run) == digest_of(single)
-    assert logged(run, "ema/val/loss").keys() == {HALF, last}
-    assert averages(run, last) == pytest.approx(averages(single, last), abs=1e-5)
+def assert_alike(found, single):
+    """All that a run has logged, measured and averaged."""
+    assert digest_of(found) == digest_of(single)
+    assert logged(found, "ema/val/loss").keys() == {STEPS}
+    assert averages(found, STEPS) == pytest.approx(averages(single, STEPS), abs=1e-5)
     for key in ("ema/val/loss", "ema/eval/backcopy/excess_loss", "ema/bias/alignment"):
-        assert logged(run, key) == pytest.approx(first_steps(single, key, last), rel=1e-3)
+        assert logged(found, key) == pytest.approx(logged(single, key), rel=1e-3)
     for key in ("train/loss", "train/grad_norm", "val/loss"):
-        ours, theirs = logged(run, key), first_steps(single, key, last)
+        ours, theirs = logged(found, key), logged(single, key)
         assert ours.keys() == theirs.keys()
-        assert len(ours) in (last // HALF + 1, last)
+        assert len(ours) == STEPS
         assert ours == pytest.approx(theirs, rel=1e-5)
-    scores = [first_steps(r, "eval/backcopy/excess_loss", last) for r in (run, single)]
+    scores = [logged(r, "eval/backcopy/excess_loss") for r in (found, single)]
     assert len(scores[0]) >= 2
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
-    births = [Snapshot.read(r.snapshot(0)) for r in (run, single)]
+    births = [Snapshot.read(r.snapshot(0)) for r in (found, single)]
     assert births[0].bias == pytest.approx(births[1].bias, rel=1e-5, abs=1e-6)
     arrays = ("mean_prob", "stranger_mean_prob", "mean_direction", "stranger_direction", "sink_rate", "n_eff")
     for name in (*arrays, "gradient_mlp", "gradient_attention", "gradient_key", "gradient_value"):
         np.testing.assert_allclose(births[0].arrays[name], births[1].arrays[name], rtol=1e-5, atol=1e-6, err_msg=name)
-    ends = [Snapshot.read(r.snapshot(last)).bias for r in (run, single)]
+    ends = [Snapshot.read(r.snapshot(STEPS)).bias for r in (found, single)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-2, abs=1e-3)
 
 
-@pytest.mark.parametrize("strategy", EVERY)
+@pytest.mark.parametrize("strategy", params(["fsdp2", *ZERO]))
 def test_a_strategy_has_the_birth_losses_and_snapshots_of_the_single_process(strategy, runs, single):
     assert_alike(runs(strategy), single)
 
@@ -233,8 +220,8 @@ def test_the_norm_that_an_engine_gives_lies_where_losses_do(norm, config, monkey
 def four(config, folder, forked):
     """The births that four processes give, by strategy, and their run in two replicas."""
     names = runnable(["ddp", "fsdp2", *ZERO])
-    smaller = replace(config, trainer=replace(config.trainer, micro_batch_size=1, max_steps=HALF))
-    (folder / "four.yaml").write_text(yaml.safe_dump(asdict(smaller)))
+    smaller = replace(config, trainer=replace(config.trainer, micro_batch_size=1))
+    config_file(folder / "four.yaml", smaller)
     (folder / "four.py").write_text(FOUR)
     printed = forked(folder / "four.py", folder / "four.yaml", folder / "replicas", *names, n=4)
     births = dict(line.split()[1:] for line in printed.splitlines() if line.startswith("birth "))
@@ -242,7 +229,7 @@ def four(config, folder, forked):
 
 
 def test_four_processes_in_two_replicas_too(four, single):
-    assert_alike(four[1], single, last=HALF)
+    assert_alike(four[1], single)
 
 
 @pytest.mark.parametrize("strategy", params(["ddp", "fsdp2", *ZERO]))
@@ -253,43 +240,37 @@ def test_four_processes_give_the_birth_of_one_under_every_strategy(strategy, fou
 @pytest.mark.parametrize("options", params(OPTIONS))
 def test_what_is_kept_compiled_and_offloaded_changes_no_loss(options, runs, single):
     found = logged(runs(options), "train/loss")
-    assert len(found) == HALF
-    assert found == pytest.approx(first_steps(single, "train/loss", HALF), rel=1e-5)
+    assert len(found) == STEPS
+    assert found == pytest.approx(logged(single, "train/loss"), rel=1e-5)
 
 
-@pytest.mark.parametrize("without", params(["ddp-selective", "fsdp2-full", *(f"{name}-bare" for name in ZERO)]))
+@pytest.mark.parametrize("without", params(["ddp-selective", "fsdp2-full", *(f"{name}-bare" for name in SHARDING)]))
 def test_snapshots_and_their_backward_pass_leave_training_alone_bit_for_bit(without, runs):
     """What is computed again changes no bit either."""
     with_it, without_it = runs(without.split("-")[0]), runs(without)
     assert "gradient_sink" in Snapshot.read(with_it.snapshot(0)).bias
     assert without_it.snapshot_folders() == []
     for key in ("train/loss", "train/grad_norm"):
-        assert first_steps(with_it, key, HALF) == logged(without_it, key)
+        assert logged(with_it, key) == logged(without_it, key)
 
 
 @pytest.fixture(scope="module")
 def single_in_bf16(config, folder):
     """The first step of a single process under bf16 autocast."""
     shorter = replace(config.trainer, precision="bf16", max_steps=1)
-    run = RunDir(folder / "single-bf16")
-    return pretrain(replace(config, trainer=shorter), run, console=Console(quiet=True)).run
+    return run(replace(config, trainer=shorter), folder / "single-bf16")
 
 
 @pytest.mark.parametrize("strategy", params(["fsdp2", "zero3"]))
-def test_weights_gathered_in_bf16_round_no_activations(strategy, runs, single_in_bf16):
+def test_weights_gathered_in_bf16_round_no_activations(strategy, runs, single_in_bf16, single):
     """Autocast rounds the weights of a newborn's maps as well, and gains of 1 are not changed by rounding."""
-    ours, theirs = (logged(run, "train/loss")[1] for run in (runs(f"bf16-{strategy}"), single_in_bf16))
-    assert ours == pytest.approx(theirs, rel=1e-6)
-
-
-@pytest.mark.parametrize("strategy", params(["fsdp2", "zero3"]))
-def test_weights_gathered_in_bf16_train_and_are_said_to_be_measured_so(strategy, runs, single):
-    run = runs(f"bf16-{strategy}")
-    assert digest_of(run) == digest_of(single)
-    losses = logged(run, "train/loss")
-    assert len(losses) == HALF
-    assert losses == pytest.approx(first_steps(single, "train/loss", HALF), rel=0.03)
-    assert Snapshot.read(run.snapshot(HALF)).summary["probe"]["dtype"] == "bfloat16"
+    found = runs(f"{strategy}-bf16")
+    losses = logged(found, "train/loss")
+    assert losses[1] == pytest.approx(logged(single_in_bf16, "train/loss")[1], rel=1e-6)
+    # They train, and are said to be measured so.
+    assert digest_of(found) == digest_of(single)
+    assert losses == pytest.approx(logged(single, "train/loss"), rel=0.03)
+    assert Snapshot.read(found.snapshot(STEPS)).summary["probe"]["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -333,7 +314,7 @@ def _built(operator):
 def test_optimizer_state_on_a_drive_changes_no_loss(tiny, launch_runs, tmp_path):
     # Smaller states stay in memory.
     wide = tiny({"model.d_model": 512, "snapshot.enabled": False})
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(asdict(wide)))
+    config_file(tmp_path / "run.yaml", wide)
     flags = ["--trainer.strategy=zero3", "--trainer.offload=nvme", f"--trainer.offload_dir={tmp_path / 'drive'}"]
     launch_runs(
         tmp_path / "run.yaml",
@@ -374,17 +355,17 @@ def mixture(folder):
     """The mixture in one process and one micro-batch."""
     whole = dict(flag.removeprefix("--").split("=", 1) for flag in MIXTURE) | {"trainer.micro_batch_size": "3"}
     one = read_config(folder / "run.yaml", whole)
-    return one, pretrain(one, RunDir(folder / "one"), console=Console(quiet=True)).run
+    return one, run(one, folder / "one")
 
 
-@pytest.mark.parametrize("name", params(["ddp", "fsdp2", *ZERO]))
+@pytest.mark.parametrize("name", params(["ddp", "fsdp2", *SHARDING]))
 def test_a_mixture_trains_the_same_loss_however_its_batch_is_split(name, runs, mixture):
     """The load balance is of the global batch: that of one process and one micro-batch, from birth or resumed."""
     one, single = mixture
-    run = runs(f"{name}-mixture")
+    shared = runs(f"{name}-mixture")
     if name == "ddp":
-        pretrain(one, run, resume=True, console=Console(quiet=True))
+        run(one, shared.path, resume=True)
     for key in ("train/loss", "train/load_balance", "train/router_z", "train/grad_norm", "val/loss"):
-        found, expected = logged(run, key), logged(single, key)
+        found, expected = logged(shared, key), logged(single, key)
         assert found.keys() == expected.keys()
         assert found == pytest.approx(expected, rel=1e-6), key

@@ -1,20 +1,16 @@
-"""Runs that train an adapter: what checkpoints hold, what RUN@STEP loads, what is refused; under every strategy."""
+"""Runs that train an adapter: what checkpoints hold, what RUN@STEP loads, what is refused. Under strategies:
+strategies/test_optimizers_of_strategies.py."""
 
-from __future__ import annotations
-
-import importlib.util
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
-import yaml
-from rich.console import Console
+from quiet_runs import logged, run, same_weights
 
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
-from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.adapter_config import AdapterConfig
 from birthmark.models.adapters import base_digest, is_adapter
 from birthmark.models.birth import digest
@@ -24,35 +20,21 @@ from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO, load_mod
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.initial_model import resolve_init_from
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups
-from birthmark.trainer.run import pretrain
 
 KINDS = {
     "lora": AdapterConfig("lora", rank=2, maps=["attn.q", "mlp.down"]),
     "prefix": AdapterConfig("prefix", length=3),
     "prefix_plus": AdapterConfig("prefix_plus"),
 }
-#: Strategies in the order in which they take a run over; a single process goes last.
-LEGS = {
-    "lora": ["ddp", "zero1", "fsdp2", "zero2", "zero3"],
-    "prefix": ["zero3", "fsdp2"],
-    "prefix_plus": ["fsdp2", "zero3"],
-}
-LEG = 2
+
+
+def train(config, path, **more):
+    return run(resolve_init_from(config), path, **more)
 
 
 @pytest.fixture(scope="module")
-def train(no_page):
-    def run(config, path, **more):
-        with no_page():
-            return pretrain(resolve_init_from(config), RunDir(path), console=Console(quiet=True), **more).run
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def base(tiny, train, tmp_path_factory):
-    plain = {"snapshot.enabled": False, "trainer.max_steps": 2}
-    return train(tiny(plain), tmp_path_factory.mktemp("base") / "run")
+def base(tiny, tmp_path_factory):
+    return run(tiny({"snapshot.enabled": False, "trainer.max_steps": 2}), tmp_path_factory.mktemp("base") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +50,7 @@ def adapting(tiny, base):
 
 
 @pytest.fixture(scope="module")
-def runs(adapting, train, tmp_path_factory):
+def runs(adapting, tmp_path_factory):
     """A run of every kind: four steps, checkpoints of 2 and 4."""
     folder = tmp_path_factory.mktemp("adapted")
     return {kind: train(adapting(kind), folder / kind) for kind in KINDS}
@@ -110,51 +92,50 @@ def test_names_of_a_run_load_base_and_adapter_and_step_0_is_the_start(kind, runs
     assert {id(p) for p in trained} == {id(p) for name, p in model.named_parameters() if is_adapter(name)}
 
 
-def test_it_trains_as_a_loop_by_hand_and_resumes_to_the_bit(runs, adapting, train, tmp_path):
+def test_it_trains_as_a_loop_by_hand_and_resumes_to_the_bit(runs, adapting, tmp_path):
     kind = "prefix_plus"
     config = adapting(kind, {"trainer.max_steps": 2})
     halves = train(config, tmp_path / "run")
     halves = train(replace(config, trainer=replace(config.trainer, max_steps=4)), halves.path, resume=True)
-    ours, theirs = stored(halves, 4), stored(runs[kind], 4)
-    assert all(torch.equal(x, theirs["state_dict"][name]) for name, x in ours["state_dict"].items())
-    losses = [
-        {r["step"]: r["train/loss"] for r in read_metrics(run.metrics) if "train/loss" in r}
-        for run in (halves, runs[kind])
-    ]
-    assert losses[0] == losses[1]
+    assert same_weights(halves, runs[kind], 4)
+    losses = logged(halves, "train/loss")
+    assert losses == logged(runs[kind], "train/loss")
     # The loss falls on one batch that is shown again and again: gradients have the right sign.
     model = open_source(f"{halves.path}@0").load().train()
-    batch = torch.from_numpy(prepare(config.data, vocab_size=24, seq_len=12).train.batch(0, 4))
+    data = prepare(config.data, vocab_size=24, seq_len=12).train
+    first, second = (torch.from_numpy(data.batch(n, 4)) for n in (0, 4))
+
+    def loss_of(batch):
+        return torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=0.05, betas=(0.9, 0.95), weight_decay=0.1
     )
-    loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-    assert loss.item() == pytest.approx(losses[0][1], rel=1e-5)
+    loss = loss_of(first)
+    assert loss.item() == pytest.approx(losses[1], rel=1e-5)
     loss.backward()
     torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 0.5)
     # Warm-up over two steps: the first has half the rate.
     optimizer.param_groups[0]["lr"] = 0.025
     optimizer.step()
-    batch = torch.from_numpy(prepare(config.data, vocab_size=24, seq_len=12).train.batch(4, 4))
-    second = torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-    assert second.item() == pytest.approx(losses[0][2], rel=1e-5)
+    assert loss_of(second).item() == pytest.approx(losses[2], rel=1e-5)
 
 
-def test_a_base_that_changed_is_refused_in_a_line(tiny, adapting, train, runs, base, tmp_path):
+def test_a_base_that_changed_is_refused_in_a_line(tiny, adapting, base, tmp_path):
     """Another run in the base's place: neither a load nor a resume goes on with it."""
     moved = tmp_path / "base"
     shutil.copytree(base.path, moved)
     config = adapting("lora", {"init_from": str(moved), "trainer.max_steps": 2})
-    run = train(config, tmp_path / "run")
+    adapted = train(config, tmp_path / "run")
     shutil.rmtree(moved)
     train(tiny({"snapshot.enabled": False, "trainer.max_steps": 2, "init_seed": 4}), moved)
     with pytest.raises(
         RunError, match=r"its adapter is for .*base@2 with digest .* which now has .*; restore that model"
     ):
-        open_source(str(run.path)).load()
+        open_source(str(adapted.path)).load()
     longer = replace(config, trainer=replace(config.trainer, max_steps=3))
     with pytest.raises(RunError, match=r"base@2 now gives"):
-        train(longer, run.path, resume=True)
+        train(longer, adapted.path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +163,12 @@ def test_what_cannot_be_adapted_is_refused_before_anything_runs(words, expected,
 
 
 def test_other_commands_say_in_a_line_what_they_cannot_do_with_an_adapter(runs, base, tmp_path, capsys):
-    run = str(runs["lora"].path)
+    lora = str(runs["lora"].path)
     for words, expected in (
         (["pretrain", "--adapter.kind", "lora", "--data.path", "backcopy"], "starts at a birth"),
         (["adapt", "--adapter.kind", "lora"], "nothing to adapt: give a model first"),
-        (["adapt", run, "--adapter.kind", "lora", "--data.path", "backcopy"], "holds an adapter (lora)"),
-        (["snapshot", run, "--stream"], "has an adapter (lora)"),
+        (["adapt", lora, "--adapter.kind", "lora", "--data.path", "backcopy"], "holds an adapter (lora)"),
+        (["snapshot", lora, "--stream"], "has an adapter (lora)"),
         (["plan", str(runs["lora"].config), "--n_gpus", "1"], "a plan counts a training of all weights"),
     ):
         assert main(words) == 2, words
@@ -195,7 +176,7 @@ def test_other_commands_say_in_a_line_what_they_cannot_do_with_an_adapter(runs, 
         assert expected in line
         assert line.count("\n") == 1
     with pytest.raises(UsageError, match="keeps its adapter"):
-        main(["adapt", "--resume", run, "--adapter.rank", "3", "--debug"])
+        main(["adapt", "--resume", lora, "--adapter.rank", "3", "--debug"])
 
 
 def test_a_snapshot_of_a_run_is_that_of_the_adapted_model(runs, tmp_path, capsys):
@@ -215,56 +196,3 @@ def test_export_writes_the_adapter_for_peft_or_the_whole_model_merged(runs, tmp_
     torch.testing.assert_close(merged(tokens), ours(tokens), atol=1e-5, rtol=1e-5)
     assert main(["export", str(runs["prefix"].path), str(tmp_path / "no"), "--merge"]) == 2
     assert "--merge: adapter.kind is prefix" in capsys.readouterr().err
-
-
-# ── strategies ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def logged(run):
-    return {r["step"]: r["train/loss"] for r in read_metrics(run.metrics) if "train/loss" in r}
-
-
-@pytest.fixture(scope="module")
-def handed_on(adapting, launch_runs, train, tmp_path_factory):
-    """Losses by kind and step of runs that strategies hand on to each other; all in one launch."""
-    folder = tmp_path_factory.mktemp("launched")
-    plain = resolve_init_from(adapting("lora", {"adapter": AdapterConfig(), **TOGETHER}))
-    (folder / "run.yaml").write_text(yaml.safe_dump(asdict(plain)))
-    flags = {
-        kind: [f"--adapter.{name}={value}".replace("'", "") for name, value in asdict(adapter).items() if value]
-        for kind, adapter in KINDS.items()
-    }
-    launch_runs(
-        folder / "run.yaml",
-        [
-            (
-                folder / kind,
-                leg > 0,
-                [*flags[kind], f"--trainer.strategy={strategy}", f"--trainer.max_steps={LEG * (leg + 1)}"],
-            )
-            for kind, strategies in LEGS.items()
-            for leg, strategy in enumerate(strategies)
-        ],
-    )
-    return {kind: logged(train(whole(adapting, kind), folder / kind, resume=True)) for kind in KINDS}
-
-
-TOGETHER = {"trainer.global_batch_size": 8, "trainer.checkpoint_every": LEG, "trainer.keep_last": 1}
-
-
-def whole(adapting, kind):
-    """All legs in a single process, and one more."""
-    return adapting(kind, {**TOGETHER, "trainer.max_steps": LEG * (len(LEGS[kind]) + 1)})
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_goes_from_strategy_to_strategy_with_the_losses_of_a_single_process(
-    kind, handed_on, adapting, train, tmp_path
-):
-    alone = logged(train(whole(adapting, kind), tmp_path / "run"))
-    assert handed_on[kind] == pytest.approx(alone, rel=1e-5)
-    assert len(alone) == LEG * (len(LEGS[kind]) + 1)
-    # They would be the same all along if nothing were trained.
-    assert len({round(loss, 4) for loss in alone.values()}) > 2

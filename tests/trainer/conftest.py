@@ -21,6 +21,7 @@ from birthmark.trainer.run import pretrain
 torch.compile = functools.partial(torch.compile, backend="aot_eager")
 
 file, runs = sys.argv[1:]
+#BEFORE
 with join_process_group(launched_process(), torch.device("cpu")):
     for line in Path(runs).read_text().splitlines():
         folder, resume, flags = json.loads(line)
@@ -31,14 +32,15 @@ with join_process_group(launched_process(), torch.device("cpu")):
 
 @pytest.fixture(scope="session")
 def launch_runs(forked, tmp_path_factory):
-    """``launch_runs(file, runs, n=2)``: train all ``runs``, (folder, resume, flags), of a config's file in one launch.
+    """``launch_runs(file, runs, n=2, before="")``: train all ``runs``, (folder, resume, flags), of a config's file in
+    one launch, after the lines ``before``, which see the folder of the run that trains as ``folder``.
 
     Starting processes takes many times longer than small runs do.
     """
 
-    def launch(file, runs, n=2):
+    def launch(file, runs, n=2, before=""):
         folder = tmp_path_factory.mktemp("launch")
-        (folder / "script.py").write_text(_RUNS)
+        (folder / "script.py").write_text(_RUNS.replace("#BEFORE", before))
         (folder / "runs.jsonl").write_text("".join(json.dumps([str(path), *rest]) + "\n" for path, *rest in runs))
         forked(folder / "script.py", file, folder / "runs.jsonl", n=n)
 
