@@ -1,27 +1,23 @@
 """Small corpora and token files that several tests share."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from birthmark.data.batches import ShardedTokens
-from birthmark.data.tokenizer import TextTokenizer, train_bpe
+from birthmark.data.tokenizer import train_bpe
 
 WORDS = "ein kleines Wörterbuch for the quick brown fox λ = σ ∑ 数据 emoji 🎈 def return self.value if else"
 
 
-def make_text(seed: int, n_words: int) -> str:
+def make_text(seed, n_words):
     rng = random.Random(seed)
     return "".join(rng.choice(WORDS.split()) + rng.choice([" ", " ", "\n", "  ", "\n    "]) for _ in range(n_words))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Forty text files in nested folders."""
     root = tmp_path / "corpus"
     for i in range(40):
@@ -32,15 +28,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> TextTokenizer:
+def tokenizer():
     return train_bpe([make_text(i, 400) for i in range(5)], 320)
 
 
 @pytest.fixture
-def make_tokens(tmp_path: Path) -> Callable[..., ShardedTokens]:
+def make_tokens(tmp_path):
     """Token files that hold 0, 1, 2, …, split at the given sizes."""
 
-    def make(*sizes: int, dtype: str = "<u4") -> ShardedTokens:
+    def make(*sizes, dtype="<u4"):
         paths = []
         start = 0
         for i, size in enumerate(sizes):

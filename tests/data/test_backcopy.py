@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -15,7 +13,7 @@ VOCAB_SIZES = [8, 64, 200]
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_rules_of_the_language(vocab_size: int, bos: bool, split: str) -> None:
+def test_rules_of_the_language(vocab_size, bos, split):
     batch = BackCopy(vocab_size, 64, data_seed=4, split=split, bos=bos).batch(0, 500)
     assert batch.shape == (500, 65)
     assert batch.dtype == np.int64
@@ -33,7 +31,7 @@ def test_rules_of_the_language(vocab_size: int, bos: bool, split: str) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_frequencies_follow_the_table(vocab_size: int) -> None:
+def test_frequencies_follow_the_table(vocab_size):
     """Chi-square of the successors of the most frequent tokens against their table rows."""
     source = BackCopy(vocab_size, 128, data_seed=1)
     batch = source.batch(0, 4000)
@@ -51,7 +49,7 @@ def test_frequencies_follow_the_table(vocab_size: int) -> None:
         assert chi_square < tested.sum() + 5 * np.sqrt(2 * tested.sum())
 
 
-def test_entropy_is_that_of_the_table() -> None:
+def test_entropy_is_that_of_the_table():
     source = BackCopy(64, 64, data_seed=0)
     entropy_V = source.next_token_entropy()
     for token in (BOS, 4, 30, 63):
@@ -62,7 +60,7 @@ def test_entropy_is_that_of_the_table() -> None:
     assert entropy_V[4:].mean() < 0.75 * np.log(63)
 
 
-def test_optimal_loss_is_the_log_probability_of_the_text() -> None:
+def test_optimal_loss_is_the_log_probability_of_the_text():
     source = BackCopy(64, 64, data_seed=0, split="val")
     batch = source.batch(0, 1000)
     table = np.stack([source.next_token_probabilities(t) if t not in TRIGGERS else np.ones(64) for t in range(64)])
@@ -71,7 +69,7 @@ def test_optimal_loss_is_the_log_probability_of_the_text() -> None:
     assert (nll - expected).mean() == pytest.approx(0, abs=5 * nll.std() / np.sqrt(nll.size))
 
 
-def test_pure_function_of_the_index() -> None:
+def test_pure_function_of_the_index():
     source = BackCopy(64, 33, data_seed=0)
     whole = source.batch(0, 100)
     assert np.array_equal(source.batch(37, 5), whole[37:42])
@@ -80,20 +78,20 @@ def test_pure_function_of_the_index() -> None:
     assert not np.array_equal(far, whole[:2])
 
 
-def test_longer_samples_of_one_language() -> None:
+def test_longer_samples_of_one_language():
     """The table belongs to data_seed alone."""
     short, long = BackCopy(64, 16, data_seed=0), BackCopy(64, 512, data_seed=0, split="val", bos=False)
     assert np.array_equal(short.next_token_probabilities(9), long.next_token_probabilities(9))
 
 
-def test_seeds_and_splits_share_no_sample() -> None:
+def test_seeds_and_splits_share_no_sample():
     sources = [BackCopy(64, 32, data_seed=seed, split=split) for seed in (0, 1) for split in ("train", "val")]
     rows = [row.tobytes() for source in sources for row in source.batch(0, 500)]
     assert len(set(rows)) == 4 * 500
     assert not np.array_equal(sources[0].next_token_probabilities(5), sources[2].next_token_probabilities(5))
 
 
-def test_large_vocabularies_stay_sparse() -> None:
+def test_large_vocabularies_stay_sparse():
     source = BackCopy(5000, 32, data_seed=0)
     p_V = source.next_token_probabilities(100)
     assert (p_V > 0).sum() == 64 + 3
@@ -102,7 +100,7 @@ def test_large_vocabularies_stay_sparse() -> None:
     assert batch.max() < 5000
 
 
-def test_trigger_mask_marks_the_inputs_whose_target_is_a_copy() -> None:
+def test_trigger_mask_marks_the_inputs_whose_target_is_a_copy():
     batch = torch.from_numpy(BackCopy(64, 64, data_seed=0).batch(0, 50))
     inputs, targets = batch[:, :-1], batch[:, 1:]
     mask = trigger_mask(inputs)
@@ -112,11 +110,11 @@ def test_trigger_mask_marks_the_inputs_whose_target_is_a_copy() -> None:
     assert mask.sum() == np.isin(inputs.numpy(), TRIGGERS).sum()
 
 
-def test_token_texts() -> None:
+def test_token_texts():
     assert token_texts([0, 1, 3, 4, 63]) == ["BOS", "T1", "T3", "a1", "a60"]
 
 
-def test_refusals() -> None:
+def test_refusals():
     with pytest.raises(UsageError, match=r"model\.vocab_size: 7"):
         BackCopy(7, 64, 0)
     with pytest.raises(UsageError, match=r"model\.max_seq_len: 1"):
@@ -125,13 +123,13 @@ def test_refusals() -> None:
         BackCopy(8, 8, 0).next_token_probabilities(2)
 
 
-def test_generation_keeps_up_with_training() -> None:
+def test_generation_keeps_up_with_training():
     source = BackCopy(64, 64, data_seed=0)
     best = min(_seconds(source, i) for i in range(20))
     assert best < 0.01  # a millisecond here; a training step of the smallest model takes several
 
 
-def _seconds(source: BackCopy, i: int) -> float:
+def _seconds(source, i):
     start = time.perf_counter()
     source.batch(64 * i, 64)
     return time.perf_counter() - start

@@ -1,47 +1,41 @@
 """Damaged rows end the run with file and line, or are left out and counted."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import datasets
 import pandas
 import pytest
 
 from birthmark.data.config import DataConfig
-from birthmark.data.corpora import Corpus, open_corpus
-from birthmark.data.shards import Shards, build_shards
-from birthmark.data.tokenizer import TextTokenizer
+from birthmark.data.corpora import open_corpus
+from birthmark.data.shards import build_shards
 from birthmark.errors import UsageError
 
 ROWS = [f"row {i}, with words\nand a second line" for i in range(30)]
 
 
 @pytest.fixture
-def open_table(tmp_path: Path) -> Callable[..., Corpus]:
-    def open_(*paths: Path, **options: Any) -> Corpus:
-        fields: dict[str, Any] = {"val_fraction": 0.2, "cache_dir": str(tmp_path / "cache"), "n_workers": 1}
+def open_table(tmp_path):
+    def open_(*paths, **options):
+        fields = {"val_fraction": 0.2, "cache_dir": str(tmp_path / "cache"), "n_workers": 1}
         return open_corpus(DataConfig(path=[str(path) for path in paths], **(fields | options)))
 
     return open_
 
 
-def lines(path: Path, damaged: dict[int, bytes]) -> Path:
+def lines(path, damaged):
     rows = [json.dumps({"id": i, "text": row}).encode() for i, row in enumerate(ROWS)]
     path.write_bytes(b"".join(damaged.get(i, row) + b"\n" for i, row in enumerate(rows)))
     return path
 
 
-def cells(path: Path, damaged: dict[int, bytes]) -> Path:
+def cells(path, damaged):
     rows = [f'{i},"{row}"'.encode() for i, row in enumerate(ROWS)]
     path.write_bytes(b"id,text\n" + b"".join(damaged.get(i, row) + b"\n" for i, row in enumerate(rows)))
     return path
 
 
-def texts(corpus: Corpus) -> list[str]:
+def texts(corpus):
     return [document.text for document in corpus.documents()]
 
 
@@ -56,7 +50,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("row", BAD_LINES)
-def test_a_bad_line_ends_the_run_with_its_place(row: int, open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+def test_a_bad_line_ends_the_run_with_its_place(row, open_table, tmp_path):
     damage, message = BAD_LINES[row]
     path = lines(tmp_path / "a.jsonl", {row: damage})
     for most in (0, 1):
@@ -70,7 +64,7 @@ def test_a_bad_line_ends_the_run_with_its_place(row: int, open_table: Callable[.
 
 
 @pytest.mark.parametrize("first", [b"17", b'\n\n"text"\n', b"\xef\xbb\xbfnull"])
-def test_a_file_that_begins_with_no_row(first: bytes, open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+def test_a_file_that_begins_with_no_row(first, open_table, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(first)
     with pytest.raises(UsageError, match=r"a\.jsonl: line [13] is no JSON"):
@@ -81,7 +75,7 @@ def test_a_file_that_begins_with_no_row(first: bytes, open_table: Callable[..., 
         assert texts(open_table(path)) == ["a", "b"]
 
 
-def test_bad_lines_are_left_out_and_counted(open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+def test_bad_lines_are_left_out_and_counted(open_table, tmp_path):
     path = lines(tmp_path / "a.jsonl", {row: damage for row, (damage, _) in BAD_LINES.items()})
     whole = lines(tmp_path / "b.jsonl", {})
     corpus = open_table(path, whole, max_bad_rows=6)
@@ -95,7 +89,7 @@ def test_bad_lines_are_left_out_and_counted(open_table: Callable[..., Corpus], t
         texts(open_table(path, whole, max_bad_rows=4))
 
 
-def test_bad_records(open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+def test_bad_records(open_table, tmp_path):
     path = cells(tmp_path / "a.csv", {3: b"3,one,two,three", 17: b'17,"\xff"'})
     corpus = open_table(path, max_bad_rows=2)
     assert texts(corpus) == [row for i, row in enumerate(ROWS) if i not in (3, 17)]
@@ -122,9 +116,7 @@ def test_bad_records(open_table: Callable[..., Corpus], tmp_path: Path) -> None:
         ("\n\nid,text\n\n1,Hello, world\n2,Bye now\n3,x\n", 1, ["Bye now", "x"]),
     ],
 )
-def test_a_first_record_of_too_many_fields(
-    content: str, most: int, left: list[str], open_table: Callable[..., Corpus], tmp_path: Path
-) -> None:
+def test_a_first_record_of_too_many_fields(content, most, left, open_table, tmp_path):
     """pandas would take its first field as the row's name, and every text from the column beside."""
     path = tmp_path / "a.csv"
     path.write_text(content)
@@ -148,7 +140,7 @@ def test_a_first_record_of_too_many_fields(
         "id,text\r1,a\r2,b\r",
     ],
 )
-def test_records_are_those_of_pandas(content: str, open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+def test_records_are_those_of_pandas(content, open_table, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(content, encoding="utf-8", newline="")
     expected = [text for text in pandas.read_csv(path, keep_default_na=False)["text"] if isinstance(text, str) and text]
@@ -165,19 +157,19 @@ def test_records_are_those_of_pandas(content: str, open_table: Callable[..., Cor
 @pytest.mark.parametrize("allowed", [(0, 1, 0, 1), (1, 0, 2)])
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_what_is_kept_of_tables_belongs_to_their_bad_rows(
-    suffix: str,
-    allowed: tuple[int, ...],
-    open_table: Callable[..., Corpus],
-    tokenizer: TextTokenizer,
-    tmp_path: Path,
-) -> None:
+    suffix,
+    allowed,
+    open_table,
+    tokenizer,
+    tmp_path,
+):
     path = tmp_path / f"a.{suffix}"
     if suffix == "jsonl":
         lines(path, {0: b'{"text": broken'})
     else:
         cells(path, {0: b"0,one,two,three"})
 
-    def shards(most: int) -> Shards:
+    def shards(most):
         return build_shards(open_table(path, max_bad_rows=most), tokenizer, tmp_path / "cache", val_fraction=0.2)
 
     for most in allowed:
@@ -191,25 +183,21 @@ def test_what_is_kept_of_tables_belongs_to_their_bad_rows(
                 shards(most)
 
 
-def test_more_bad_rows_than_are_allowed_are_found_before_anything_that_is_kept(
-    open_table: Callable[..., Corpus], tmp_path: Path
-) -> None:
+def test_more_bad_rows_than_are_allowed_are_found_before_anything_that_is_kept(open_table, tmp_path):
     path = lines(tmp_path / "a.jsonl", {3: b"{", 5: b"{"})
     assert len(texts(open_table(path, max_bad_rows=2))) == len(ROWS) - 2
     with pytest.raises(UsageError, match=r"a\.jsonl: line 6 is no JSON"):
         open_table(path, max_bad_rows=1).content_hash()
 
 
-def test_the_content_hash_of_tables_without_bad_rows(open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+def test_the_content_hash_of_tables_without_bad_rows(open_table, tmp_path):
     """It is the same whatever is allowed; another table, although of the same bytes, is one without its bad row."""
     whole, damaged = lines(tmp_path / "a.jsonl", {}), lines(tmp_path / "b.jsonl", {5: b"{"})
     assert open_table(whole, max_bad_rows=3).content_hash() == open_table(whole).content_hash()
     assert open_table(damaged, max_bad_rows=3).content_hash() != open_table(damaged).content_hash()
 
 
-def test_tables_without_bad_rows_need_no_place_for_copies(
-    open_table: Callable[..., Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_without_bad_rows_need_no_place_for_copies(open_table, tmp_path, monkeypatch):
     path = lines(tmp_path / "a.jsonl", {})
     monkeypatch.setattr("birthmark.data.bad_rows.takes_files", lambda folder: False)
     hashed = open_table(path, max_bad_rows=3).content_hash()
@@ -217,7 +205,7 @@ def test_tables_without_bad_rows_need_no_place_for_copies(
     assert hashed == open_table(path).content_hash()
 
 
-def write(path: Path, column: str) -> Path:
+def write(path, column):
     table = datasets.Dataset.from_dict({"id": [1, 2, 3], column: [f"{path.stem} {i}" for i in range(3)]})
     match path.suffix:
         case ".parquet":
@@ -233,9 +221,7 @@ def write(path: Path, column: str) -> Path:
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl", "csv"])
-def test_a_column_that_the_seventh_of_nine_files_lacks(
-    suffix: str, open_table: Callable[..., Corpus], tmp_path: Path
-) -> None:
+def test_a_column_that_the_seventh_of_nine_files_lacks(suffix, open_table, tmp_path):
     paths = [write(tmp_path / f"{i}.{suffix}", "content" if i == 7 else "text") for i in range(1, 10)]
     with pytest.raises(UsageError, match=rf"^data\.text_field: no column 'text' in .*7\.{suffix}; .*'id', 'content'$"):
         texts(open_table(*paths))
@@ -244,12 +230,12 @@ def test_a_column_that_the_seventh_of_nine_files_lacks(
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_a_damaged_file_among_several_is_named(suffix: str, open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+def test_a_damaged_file_among_several_is_named(suffix, open_table, tmp_path):
     paths = [write(tmp_path / f"{i}.{suffix}", "text") for i in range(1, 4)]
     paths[1].write_bytes(b"no table at all" * 9)
     with pytest.raises(UsageError, match=rf"2\.{suffix}: damaged \(.*copy it again, or leave it out$"):
         texts(open_table(*paths, max_bad_rows=3))
 
 
-def test_fewer_than_none() -> None:
+def test_fewer_than_none():
     assert DataConfig(max_bad_rows=-1).problems() == ["data.max_bad_rows: -1 is below 0; 0 allows none"]

@@ -12,7 +12,7 @@ from birthmark.trainer.config import RunConfig, TrainerConfig
 
 
 @given(start=st.integers(1, 9), increment=st.integers(1, 7), growths=st.integers(1, 9), sequences=st.integers(1, 300))
-def test_sizes_are_those_of_megatron(start: int, increment: int, growths: int, sequences: int) -> None:
+def test_sizes_are_those_of_megatron(start, increment, growths, sequences):
     sizes = BatchSizes(start + growths * increment, BatchRamp(start, increment, sequences))
     consumed = 0
     for step in range(60):
@@ -23,7 +23,7 @@ def test_sizes_are_those_of_megatron(start: int, increment: int, growths: int, s
         consumed += reached
 
 
-def test_without_a_ramp_all_steps_are_alike() -> None:
+def test_without_a_ramp_all_steps_are_alike():
     sizes = BatchSizes(6)
     assert [(sizes.size(step), sizes.before(step)) for step in (0, 1, 10**9)] == [(6, 0), (6, 6), (6, 6 * 10**9)]
 
@@ -38,12 +38,12 @@ def test_without_a_ramp_all_steps_are_alike() -> None:
         (BatchRamp(0, 4, 0), "increment is 4, but there is no ramp: give trainer.batch_ramp.start too"),
     ],
 )
-def test_an_impossible_ramp_is_refused(ramp: BatchRamp, expected: str) -> None:
+def test_an_impossible_ramp_is_refused(ramp, expected):
     with pytest.raises(UsageError, match=expected):
         RunConfig(trainer=TrainerConfig(batch_ramp=ramp))
 
 
-def test_a_ramp_that_does_not_fit_the_processes_or_the_engine_is_refused() -> None:
+def test_a_ramp_that_does_not_fit_the_processes_or_the_engine_is_refused():
     with pytest.raises(UsageError, match=r"trainer\.batch_ramp\.start 4 is less than 5 processes: give 5 or more"):
         TrainerConfig(batch_ramp=BatchRamp(4, 4, 10)).shared_by(5)
     with pytest.raises(UsageError, match="batch_ramp is given, but zero2 takes as many micro-batches at every step"):

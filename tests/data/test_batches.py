@@ -1,9 +1,6 @@
 """"""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,12 +18,12 @@ from birthmark.errors import UsageError
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 127, 128, 129, 1000, 4095, 4096, 4097, 65537])
-def test_is_a_bijection(size: int) -> None:
+def test_is_a_bijection(size):
     assert np.array_equal(np.sort(permuted(np.arange(size), size, "test", 7)), np.arange(size))
 
 
 @given(st.integers(1, 10**12), st.integers(0, 2**63), st.data())
-def test_any_part_can_be_computed_alone(size: int, seed: int, data: st.DataObject) -> None:
+def test_any_part_can_be_computed_alone(size, seed, data):
     positions = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20)))
     together = permuted(positions, size, seed)
     alone = [int(permuted(np.array([position]), size, seed)[0]) for position in positions]
@@ -36,15 +33,15 @@ def test_any_part_can_be_computed_alone(size: int, seed: int, data: st.DataObjec
     assert together.max() < size
 
 
-def test_keys_decide_the_order() -> None:
+def test_keys_decide_the_order():
     orders = {permuted(np.arange(50), 50, *key).tobytes() for key in [(0, 0), (0, 1), (1, 0), (10, 0), (1, "00")]}
     assert len(orders) == 5
     assert np.array_equal(permuted(np.arange(50), 50, 3), permuted(np.arange(50), 50, 3))
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("size", [2, 3, 5, 12, 100])
-def test_every_place_is_as_likely_as_another(size: int) -> None:
+@pytest.mark.parametrize("size", [2, 3, 5, 12, 30])
+def test_every_place_is_as_likely_as_another(size):
     """Over many keys each element should land everywhere equally often.
 
     Chi-square with (size − 1)² degrees of freedom, k: its sd is √(2k); five of them is past chance.
@@ -59,7 +56,7 @@ def test_every_place_is_as_likely_as_another(size: int) -> None:
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
 
 
-def test_neighbours_part() -> None:
+def test_neighbours_part():
     """A shuffled order has no memory of the old one: rank correlation of consecutive places is chance (sd 1/√n)."""
     order = permuted(np.arange(10_000), 10_000, "serial", 0).astype(float)
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 5 / np.sqrt(10_000)
@@ -68,10 +65,8 @@ def test_neighbours_part() -> None:
 
 # ----------------------------------------------------------------
 
-Make = Callable[..., ShardedTokens]
 
-
-def test_tokens_are_read_across_shards(make_tokens: Make) -> None:
+def test_tokens_are_read_across_shards(make_tokens):
     tokens = make_tokens(7, 0, 1, 20, 3)
     assert len(tokens) == 31
     starts = np.array([0, 5, 6, 7, 8, 20, 27, 3])
@@ -79,14 +74,14 @@ def test_tokens_are_read_across_shards(make_tokens: Make) -> None:
     assert np.array_equal(tokens.read(np.array([0]), 31)[0], np.arange(31))
 
 
-def test_pickled_tokens_are_file_names(make_tokens: Make) -> None:
+def test_pickled_tokens_are_file_names(make_tokens):
     tokens = make_tokens(100_000)
     data = pickle.dumps(tokens)
     assert len(data) < 2000
     assert np.array_equal(pickle.loads(data).read(np.array([5]), 3), [[5, 6, 7]])
 
 
-def test_fixed_windows_follow_the_corpus_and_wrap(make_tokens: Make) -> None:
+def test_fixed_windows_follow_the_corpus_and_wrap(make_tokens):
     windows = FixedWindows(make_tokens(50, 51), seq_len=9, vocab_size=101)
     assert windows.n_samples == 11  # (101 - 1) // 9
     batch = windows.batch(0, 11)
@@ -97,7 +92,7 @@ def test_fixed_windows_follow_the_corpus_and_wrap(make_tokens: Make) -> None:
 
 @pytest.mark.parametrize("sizes", [(101,), (30, 71), (12, 1, 88)])
 @pytest.mark.parametrize("seq_len", [1, 7, 50, 100])
-def test_an_epoch_is_every_window_once(make_tokens: Make, sizes: tuple[int, ...], seq_len: int) -> None:
+def test_an_epoch_is_every_window_once(make_tokens, sizes, seq_len):
     source = TokenWindows(make_tokens(*sizes), seq_len, vocab_size=101, data_seed=3)
     n_windows = 100 // seq_len
     assert source.n_samples == n_windows
@@ -107,10 +102,10 @@ def test_an_epoch_is_every_window_once(make_tokens: Make, sizes: tuple[int, ...]
         assert np.array_equal(batch - batch[:, :1], np.broadcast_to(np.arange(seq_len + 1), batch.shape))
 
 
-def test_order_belongs_to_seed_and_epoch(make_tokens: Make) -> None:
+def test_order_belongs_to_seed_and_epoch(make_tokens):
     tokens = make_tokens(1001)
 
-    def order(seed: int, epoch: int) -> list[int]:
+    def order(seed, epoch):
         return TokenWindows(tokens, 10, 1001, seed).batch(epoch * 100, 100)[:, 0].tolist()
 
     assert order(0, 0) == order(0, 0)
@@ -118,19 +113,8 @@ def test_order_belongs_to_seed_and_epoch(make_tokens: Make) -> None:
     assert order(0, 0) != sorted(order(0, 0))
 
 
-@pytest.mark.heavy
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 200))
-def test_a_batch_does_not_depend_on_how_it_was_asked_for(lengths: list[int], first: int) -> None:
-    # Epochs of 12 windows: the parts straddle them.
-    source = TokenWindows(_IN_MEMORY, 5, 64, data_seed=1)
-    whole = source.batch(first, sum(lengths))
-    starts = np.cumsum([0, *lengths[:-1]]) + first
-    parts = [source.batch(int(start), length) for start, length in zip(starts, lengths, strict=True)]
-    assert np.array_equal(np.concatenate(parts), whole)
-
-
 class _Memory(ShardedTokens):
-    def __init__(self, tokens: np.ndarray) -> None:
+    def __init__(self, tokens):
         super().__init__([], "<i8")
         self._join([tokens], np.array([0]), np.array([0]), np.array([len(tokens)]))
 
@@ -142,9 +126,7 @@ _IN_MEMORY = _Memory(np.arange(64))
     ("world_size", "micro_batch_size", "accumulation"),
     [(1, 24, 1), (1, 1, 24), (2, 3, 4), (3, 4, 2), (4, 6, 1), (24, 1, 1), (1, 7, 4), (5, 2, 3), (7, 4, 1), (7, 1, 4)],
 )
-def test_ranks_and_micro_batches_make_the_global_batch(
-    world_size: int, micro_batch_size: int, accumulation: int
-) -> None:
+def test_ranks_and_micro_batches_make_the_global_batch(world_size, micro_batch_size, accumulation):
     source = TokenWindows(_IN_MEMORY, 5, 64, data_seed=1)
     ranks = [
         MicroBatches(
@@ -179,7 +161,7 @@ def test_ranks_and_micro_batches_make_the_global_batch(
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=6))
-def test_what_is_kept_of_samples_nearby_is_theirs(asked: list[tuple[int, int]]) -> None:
+def test_what_is_kept_of_samples_nearby_is_theirs(asked):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nearby, "NEAR", 16)
         kept = nearby.Nearby()
@@ -190,8 +172,8 @@ def test_what_is_kept_of_samples_nearby_is_theirs(asked: list[tuple[int, int]]) 
 
 
 @pytest.mark.parametrize("step", [0, 1, 4])
-def test_resuming_is_continuing(step: int) -> None:
-    def batches(first_step: int) -> list[torch.Tensor]:
+def test_resuming_is_continuing(step):
+    def batches(first_step):
         source = BackCopy(32, 8, data_seed=0)
         return list(MicroBatches(source, first_step=first_step, last_step=6, sizes=BatchSizes(8), micro_batch_size=4))
 
@@ -200,8 +182,8 @@ def test_resuming_is_continuing(step: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole[2 * step :], resumed, strict=True))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_loader_workers_keep_the_order(make_tokens: Make, num_workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_workers_keep_the_order(make_tokens, num_workers):
     source = TokenWindows(make_tokens(40, 61), 5, 101, data_seed=0)
     dataset = MicroBatches(
         source, first_step=1, last_step=6, sizes=BatchSizes(8), micro_batch_size=4, rank=1, world_size=2
@@ -213,7 +195,7 @@ def test_loader_workers_keep_the_order(make_tokens: Make, num_workers: int) -> N
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("first_step", [0, 1, 4, 7])
-def test_a_ramp_repeats_and_skips_no_sample_from_any_step_on(world_size: int, first_step: int) -> None:
+def test_a_ramp_repeats_and_skips_no_sample_from_any_step_on(world_size, first_step):
     sizes, micro_batch_size = BatchSizes(8, BatchRamp(2, 3, 11)), 3
     ranks = [
         MicroBatches(
@@ -239,22 +221,22 @@ def test_a_ramp_repeats_and_skips_no_sample_from_any_step_on(world_size: int, fi
     assert all(next(of_rank, None) is None for of_rank in batches)
 
 
-def test_training_has_no_end() -> None:
+def test_training_has_no_end():
     batches = iter(MicroBatches(_source(), sizes=BatchSizes(4), micro_batch_size=4))
     assert [next(batches).shape for _ in range(100)] == [(4, 6)] * 100
 
 
-def _source() -> TokenWindows:
+def _source():
     return TokenWindows(_IN_MEMORY, 5, 64, data_seed=1)
 
 
-def test_more_processes_than_sequences() -> None:
+def test_more_processes_than_sequences():
     with pytest.raises(UsageError, match=r"trainer\.global_batch_size 2 is less than 3 processes: give 3 or more"):
         MicroBatches(_source(), sizes=BatchSizes(2), micro_batch_size=1, world_size=3)
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1, 10])
-def test_too_few_tokens(make_tokens: Make, n_tokens: int) -> None:
+def test_too_few_tokens(make_tokens, n_tokens):
     with pytest.raises(UsageError, match=rf"data\.path: {n_tokens} train tokens .*model\.max_seq_len"):
         TokenWindows(make_tokens(n_tokens), 10, 64, data_seed=0)
     with pytest.raises(UsageError, match=r"data\.val_fraction"):
@@ -262,8 +244,8 @@ def test_too_few_tokens(make_tokens: Make, n_tokens: int) -> None:
     assert TokenWindows(make_tokens(11), 10, 64, data_seed=0).n_samples == 1
 
 
-def test_the_order_does_not_depend_on_how_much_is_asked_for_at_once(make_tokens: Callable[..., ShardedTokens]) -> None:
-    def windows() -> TokenWindows:
+def test_the_order_does_not_depend_on_how_much_is_asked_for_at_once(make_tokens):
+    def windows():
         return TokenWindows(make_tokens(3001), 2, 4000, data_seed=5)
 
     n = 4000

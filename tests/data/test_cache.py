@@ -1,13 +1,8 @@
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -18,8 +13,8 @@ from birthmark.errors import RunError, UsageError
 NAME = "shards-0123456789abcdef"
 
 
-def builder(content: bytes = b"content" * 100, calls: list[Path] | None = None) -> Callable[[Path], dict[str, Any]]:
-    def build(scratch: Path) -> dict[str, Any]:
+def builder(content=b"content" * 100, calls=None):
+    def build(scratch):
         if calls is not None:
             calls.append(scratch)
         path = scratch / "a.bin"
@@ -29,12 +24,12 @@ def builder(content: bytes = b"content" * 100, calls: list[Path] | None = None) 
     return build
 
 
-def leftovers(folder: Path) -> list[Path]:
+def leftovers(folder):
     return [path for path in folder.iterdir() if ".tmp-" in path.name]
 
 
-def test_built_once(tmp_path: Path) -> None:
-    calls: list[Path] = []
+def test_built_once(tmp_path):
+    calls = []
     folder = tmp_path / "deep" / "cache" / NAME
     first = build_once(folder, builder(calls=calls))
     assert build_once(folder, builder(calls=calls)) == first
@@ -45,7 +40,7 @@ def test_built_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verify", ["checksum", "size"])
-def test_damage_is_named(tmp_path: Path, verify: str) -> None:
+def test_damage_is_named(tmp_path, verify):
     folder = tmp_path / NAME
     build_once(folder, builder())
     victim = folder / "a.bin"
@@ -66,7 +61,7 @@ def test_damage_is_named(tmp_path: Path, verify: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", None])
-def test_damaged_meta(tmp_path: Path, content: str | None) -> None:
+def test_damaged_meta(tmp_path, content):
     folder = tmp_path / NAME
     build_once(folder, builder())
     meta = json.loads((folder / "meta.json").read_text())
@@ -75,8 +70,8 @@ def test_damaged_meta(tmp_path: Path, content: str | None) -> None:
         build_once(folder, builder())
 
 
-def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    def fail(scratch: Path) -> dict[str, Any]:
+def test_a_failed_build_leaves_nothing(tmp_path):
+    def fail(scratch):
         (scratch / "half").write_text("half")
         raise KeyboardInterrupt
 
@@ -86,7 +81,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / NAME).exists()
 
 
-def test_dead_builds_are_removed_and_live_ones_are_not(tmp_path: Path) -> None:
+def test_dead_builds_are_removed_and_live_ones_are_not(tmp_path):
     dead_same, dead_other = f"{NAME}.tmp-00000000", "tokenizer-00000000000000ff.tmp-00000000"
     live, foreign = "rows-00000000000000aa.tmp-00000000", "notes.tmp-old"
     for name in (dead_same, dead_other, live, foreign):
@@ -97,9 +92,9 @@ def test_dead_builds_are_removed_and_live_ones_are_not(tmp_path: Path) -> None:
     assert {path.name for path in leftovers(tmp_path)} == {live, foreign}
 
 
-def test_threads_wait_for_the_first(tmp_path: Path) -> None:
-    calls: list[Path] = []
-    results: list[dict[str, Any]] = []
+def test_threads_wait_for_the_first(tmp_path):
+    calls = []
+    results = []
     threads = [
         threading.Thread(target=lambda: results.append(build_once(tmp_path / NAME, builder(calls=calls))))
         for _ in range(8)
@@ -112,7 +107,7 @@ def test_threads_wait_for_the_first(tmp_path: Path) -> None:
     assert results == [results[0]] * 8
 
 
-def test_full_disk(python: str) -> None:
+def test_full_disk(python):
     """A limit on file sizes stands in for the disk's end: the same call fails in the same place."""
     code = f"""
 import resource, sys, tempfile
@@ -133,14 +128,14 @@ with tempfile.TemporaryDirectory() as folder:
     assert done.stdout.strip().endswith("[]")
 
 
-def test_cache_dir_that_cannot_be(tmp_path: Path) -> None:
+def test_cache_dir_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("a file")
     with pytest.raises(UsageError, match=r"data\.cache_dir: cannot write to"):
         build_once(tmp_path / "file" / NAME, builder())
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_read_only_cache(tmp_path: Path) -> None:
+def test_read_only_cache(tmp_path):
     build_once(tmp_path / NAME, builder())
     tmp_path.chmod(0o500)
     try:
@@ -151,7 +146,7 @@ def test_read_only_cache(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_reuse_writes_nothing(tmp_path: Path) -> None:
+def test_reuse_writes_nothing(tmp_path):
     """A cache may be shared read-only: reusing it takes no lock and touches no file."""
     build_once(tmp_path / NAME, builder())
     (tmp_path / f"{NAME}.lock").unlink()

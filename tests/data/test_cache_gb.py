@@ -1,12 +1,8 @@
 """Token files in a store, read in blocks through a cache much smaller than they are: fsspec's memory, and HTTP."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from email.message import Message
 from itertools import islice
 from pathlib import Path
 
@@ -19,17 +15,15 @@ from birthmark.data import remote, stored_tokens
 from birthmark.data.batch_sizes import BatchSizes
 from birthmark.data.block_cache import BlockCache
 from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.prepare import PreparedData, prepare
+from birthmark.data.prepare import prepare
 from birthmark.data.process_batches import MicroBatches
 from birthmark.errors import RunError, UsageError
 
 SEQ_LEN, VOCAB, CACHE_GB = 64, 60_000, 0.001
-Answer = tuple[int, dict[str, str], bytes]
-Serve = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory):
     """A folder of three files of 1 MB and one of a few bytes, in which every window differs."""
     folder = tmp_path_factory.mktemp("corpus")
     rng = np.random.default_rng(0)
@@ -39,7 +33,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def config(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "_BACK_OFF_S", 0.01)
     return DataConfig(
         cache_dir=str(tmp_path / "cache"), token_dtype="uint16", verify="size", val_fraction=0.01, timeout_s=5
@@ -47,7 +41,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
 
 
 @pytest.fixture
-def store(corpus: Path) -> Iterator[fsspec.AbstractFileSystem]:
+def store(corpus):
     """The corpus in fsspec's memory."""
     found = fsspec.filesystem("memory")
     found.store.clear()
@@ -60,12 +54,12 @@ def store(corpus: Path) -> Iterator[fsspec.AbstractFileSystem]:
 class Ranges:
     """Answers of an HTTP server that serves ranges of the corpus; a test may spoil some."""
 
-    def __init__(self, corpus: Path) -> None:
+    def __init__(self, corpus):
         self.files = {f"/{path.name}": path.read_bytes() for path in corpus.iterdir()}
-        self.asked: Counter[str] = Counter()
-        self.spoil: Callable[[int, bytes], bytes] = lambda number, content: content
+        self.asked = Counter()
+        self.spoil = lambda number, content: content
 
-    def __call__(self, path: str, headers: Message) -> Answer:
+    def __call__(self, path, headers):
         if path == "/":
             page = "".join(f'<a href="{name}">x</a>' for name in self.files)
             return 200, {"Content-Type": "text/html"}, page.encode()
@@ -79,22 +73,20 @@ class Ranges:
         return (206 if spoiled else 503), {}, spoiled
 
 
-def read(config: DataConfig) -> PreparedData:
+def read(config):
     return prepare(config, vocab_size=VOCAB, seq_len=SEQ_LEN)
 
 
-def batches(data: PreparedData, n: int, **which: int) -> list[list[list[int]]]:
-    micro = MicroBatches(data.train, sizes=BatchSizes(8), micro_batch_size=2, from_store=True, **which)  # type: ignore[arg-type]
+def batches(data, n, **which):
+    micro = MicroBatches(data.train, sizes=BatchSizes(8), micro_batch_size=2, from_store=True, **which)
     return [batch.tolist() for batch in islice(micro, n)]
 
 
-def bytes_on_disk(config: DataConfig) -> int:
+def bytes_on_disk(config):
     return sum(path.stat().st_size for path in Path(config.cache_dir).glob("stored-blocks*"))
 
 
-def test_batches_are_those_of_the_disk(
-    config: DataConfig, corpus: Path, store: fsspec.AbstractFileSystem, serve: Serve
-) -> None:
+def test_batches_are_those_of_the_disk(config, corpus, store, serve):
     """3 MB of tokens through .8 MB: to the sample, from any step on and in any number of processes."""
     here = read(replace(config, path=str(corpus)))
     expected = [
@@ -116,9 +108,7 @@ def test_batches_are_those_of_the_disk(
     assert sum(map(len, answers.files.values())) > 3 * CACHE_GB * 1e9 - 100
 
 
-def test_validation_and_documents_come_from_the_store_too(
-    config: DataConfig, corpus: Path, store: fsspec.AbstractFileSystem
-) -> None:
+def test_validation_and_documents_come_from_the_store_too(config, corpus, store):
     """A mixture of a store and a disk; documents that end with a token, and a packing that looks for all of them."""
     of_documents = replace(config, end_token=7, packing="documents", val_fraction=0.1)
     here = read(replace(of_documents, path=str(corpus)))
@@ -134,27 +124,25 @@ def test_validation_and_documents_come_from_the_store_too(
     assert batches(read(replace(mixed, cache_gb=CACHE_GB)), 9) == batches(read(local), 9)
 
 
-def test_a_block_that_is_there_is_not_asked_for(config: DataConfig, corpus: Path, serve: Serve) -> None:
+def test_a_block_that_is_there_is_not_asked_for(config, corpus, serve):
     answers = Ranges(corpus)
     asked = replace(config, path=f"{serve(answers)}/d.bin", cache_gb=CACHE_GB, val_fraction=0.5)
-    first = prepare(asked, vocab_size=VOCAB, seq_len=8).train.batch(0, 3)  # type: ignore[union-attr]
+    first = prepare(asked, vocab_size=VOCAB, seq_len=8).train.batch(0, 3)
     before = answers.asked.total()
     stored_tokens._cache.cache_clear()  # as another process of the node, or the next start
-    assert prepare(asked, vocab_size=VOCAB, seq_len=8).train.batch(0, 3).tolist() == first.tolist()  # type: ignore[union-attr]
+    assert prepare(asked, vocab_size=VOCAB, seq_len=8).train.batch(0, 3).tolist() == first.tolist()
     assert answers.asked.total() == before
 
 
 @pytest.mark.parametrize("fault", ["cut", "fails", "hangs"])
-def test_a_store_that_fails_is_a_line_and_asked_again(
-    config: DataConfig, corpus: Path, serve: Serve, capsys: pytest.CaptureFixture[str], fault: str
-) -> None:
+def test_a_store_that_fails_is_a_line_and_asked_again(config, corpus, serve, capsys, fault):
     answers = Ranges(corpus)
     config = replace(config, timeout_s=1.5 if fault == "hangs" else 5)
     here = read(replace(config, path=str(corpus / "a.bin")))
     there = read(replace(config, path=f"{serve(answers)}/a.bin", cache_gb=CACHE_GB))
     spoiled = answers.asked.total() + 1
 
-    def spoil(number: int, content: bytes) -> bytes:
+    def spoil(number, content):
         if number != spoiled:
             return content
         if fault == "hangs":
@@ -162,23 +150,23 @@ def test_a_store_that_fails_is_a_line_and_asked_again(
         return {"cut": content[:-1], "fails": b"", "hangs": content}[fault]
 
     answers.spoil = spoil
-    assert there.train.batch(0, 16).tolist() == here.train.batch(0, 16).tolist()  # type: ignore[union-attr]
+    assert there.train.batch(0, 16).tolist() == here.train.batch(0, 16).tolist()
     said = capsys.readouterr().err.splitlines()
     words = {"cut": " bytes came of", "fails": "data.path: http://", "hangs": "no answer for "}[fault]
     assert [line for line in said if line.endswith("; asking again") and words in line]
 
 
-def test_what_cannot_be_read_is_one_line(config: DataConfig, store: fsspec.AbstractFileSystem, serve: Serve) -> None:
+def test_what_cannot_be_read_is_one_line(config, store, serve):
     asked = replace(config, path="memory://big/a.bin", cache_gb=CACHE_GB, timeout_s=0.1)
     there = read(asked)
     store.rm("/big/a.bin")
     with pytest.raises(RunError, match=r"^data\.path: memory://big/a\.bin: cannot be read after \d+ tries"):
-        there.train.batch(0, 200)  # type: ignore[union-attr]
+        there.train.batch(0, 200)
     store.pipe_file("/big/a.bin", b"\0\0" * 10)
     # Of the ranges that are asked for together one begins before the end, the others behind it.
     cut = r"^data\.path: memory://big/a\.bin: cannot be read after \d+ tries \((20|0) bytes came of"
     with pytest.raises(RunError, match=cut):
-        there.train.batch(0, 200)  # type: ignore[union-attr]
+        there.train.batch(0, 200)
     store.pipe_file("/texts/a.txt", b"text")
     whole = serve(lambda path, headers: (200, {}, b"\0" * 200_000))
     for path, message in (
@@ -189,9 +177,9 @@ def test_what_cannot_be_read_is_one_line(config: DataConfig, store: fsspec.Abstr
             read(replace(asked, path=path, timeout_s=5))
 
 
-def test_fields_that_do_not_go_with_it() -> None:
-    def problems(**fields: object) -> str:
-        return "\n".join(DataConfig(cache_gb=1, **fields).problems())  # type: ignore[arg-type]
+def test_fields_that_do_not_go_with_it():
+    def problems(**fields):
+        return "\n".join(DataConfig(cache_gb=1, **fields).problems())
 
     assert "no path is one; leave it out" in problems(path="stdlib", verify="size")
     assert "give data.verify size" in problems(path="s3://b/a.bin")
@@ -202,11 +190,11 @@ def test_fields_that_do_not_go_with_it() -> None:
 # ── the cache alone ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def key(number: int) -> bytes:
+def key(number):
     return number.to_bytes(8, "little") * 2
 
 
-def test_the_block_used_least_recently_goes(tmp_path: Path) -> None:
+def test_the_block_used_least_recently_goes(tmp_path):
     cache = BlockCache(tmp_path / "blocks", 4096 + 4 * 140, 100)  # one set
     assert cache.n_sets == 1
     for number in range(4):
@@ -217,7 +205,7 @@ def test_the_block_used_least_recently_goes(tmp_path: Path) -> None:
     assert (tmp_path / "blocks").stat().st_size <= 4096 + 4 * 140
 
 
-def test_a_damaged_block_is_missing(tmp_path: Path) -> None:
+def test_a_damaged_block_is_missing(tmp_path):
     path = tmp_path / "blocks"
     cache = BlockCache(path, 1 << 16, 1000)
     cache.put(key(3), b"x" * 1000)
@@ -248,7 +236,7 @@ assert hits
 """
 
 
-def test_processes_and_threads_share_it(tmp_path: Path) -> None:
+def test_processes_and_threads_share_it(tmp_path):
     import subprocess
 
     path = tmp_path / "blocks"

@@ -1,21 +1,17 @@
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from birthmark.data.config import DataConfig
 
 
-def test_defaults_have_no_problems() -> None:
+def test_defaults_have_no_problems():
     assert DataConfig().problems() == []
 
 
-def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {
+def test_all_problems_are_listed_at_once(tmp_path):
+    fields = {
         "path": str(tmp_path / "nowhere"),
         "tokenizer": "missing.json",
         "val_fraction": 1.0,
@@ -29,12 +25,12 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     assert all("\n" not in problem for problem in problems)
 
 
-def test_paths(tmp_path: Path) -> None:
+def test_paths(tmp_path):
     text, table, odd = tmp_path / "a.txt", tmp_path / "b.parquet", tmp_path / "c.exe"
     for path in (text, table, odd):
         path.write_text("x")
 
-    def problems(*entries: str) -> list[str]:
+    def problems(*entries):
         return DataConfig(path=list(entries)).problems()
 
     assert problems(str(text), str(tmp_path)) == []
@@ -47,11 +43,11 @@ def test_paths(tmp_path: Path) -> None:
     assert DataConfig(path="hf:some/name:config").problems() == []
 
 
-def test_backcopy_needs_no_tokenizer() -> None:
+def test_backcopy_needs_no_tokenizer():
     assert DataConfig(path="backcopy", tokenizer="missing.json").problems() == []
 
 
-def test_config_imports_nothing_heavy() -> None:
+def test_config_imports_nothing_heavy():
     code = (
         "import sys, birthmark.data.config as c; c.DataConfig().problems(); "
         "print([m for m in ('torch', 'datasets', 'tokenizers', 'numpy') if m in sys.modules])"
@@ -64,7 +60,7 @@ def test_config_imports_nothing_heavy() -> None:
     "field",
     [{"token_dtype": "uint16"}, {"end_token": 5}, {"val_path": "stdlib"}, {"text_field": "body"}, {"max_bad_rows": 3}],
 )
-def test_backcopy_takes_no_field_of_a_corpus(field: dict[str, Any]) -> None:
+def test_backcopy_takes_no_field_of_a_corpus(field):
     ((name, value),) = field.items()
     found = [one for one in DataConfig(path="backcopy", **field).problems() if "backcopy" in one and name in one]
     assert f"data.{name}: {value!r} is not read by backcopy, whose samples are computed; leave it out" in found

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from importlib.metadata import metadata
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,29 +12,27 @@ from birthmark.data.config import NAMED_CORPORA, DataConfig
 from birthmark.data.corpora import CORPORA, open_corpus
 from birthmark.data.documents import name_hash, split_single_document, validation_mask
 from birthmark.data.encode import encode_documents
-from birthmark.data.text_files import FileCorpus
-from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
 
 
-def config(*paths: Path, val_fraction: float = 0.2) -> DataConfig:
+def config(*paths, val_fraction=0.2):
     return DataConfig(path=[str(path) for path in paths], val_fraction=val_fraction)
 
 
-def test_every_file_once_in_key_order(folder: Path) -> None:
+def test_every_file_once_in_key_order(folder):
     documents = list(open_corpus(config(folder)).documents())
     keys = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     assert [document.text for document in documents] == [(folder / key).read_bytes().decode() for key in keys]
     assert {document.split for document in documents} == {"train", "val"}
 
 
-def test_n_bytes_and_order_of_naming(folder: Path) -> None:
+def test_n_bytes_and_order_of_naming(folder):
     corpus = open_corpus(config(folder, folder / "part0" / "file00.txt"))
     assert corpus.n_bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_split_belongs_to_the_name(folder: Path, tmp_path: Path) -> None:
-    def val_texts() -> set[str]:
+def test_the_split_belongs_to_the_name(folder, tmp_path):
+    def val_texts():
         return {d.text for d in open_corpus(config(folder)).documents() if d.split == "val"}
 
     before = val_texts()
@@ -49,7 +44,7 @@ def test_the_split_belongs_to_the_name(folder: Path, tmp_path: Path) -> None:
     assert val_texts() - {"a new first document"} == before
 
 
-def test_val_fraction_is_met_in_expectation() -> None:
+def test_val_fraction_is_met_in_expectation():
     hashes = np.array([name_hash(f"file{i}.txt".encode()) for i in range(10_000)], dtype=np.uint64)
     for fraction in (0.02, 0.5, 0.9):
         n_val = validation_mask(hashes, fraction).sum()
@@ -57,14 +52,14 @@ def test_val_fraction_is_met_in_expectation() -> None:
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=20), st.floats(1e-9, 1 - 1e-9))
-def test_two_documents_give_two_splits(hashes: list[int], fraction: float) -> None:
+def test_two_documents_give_two_splits(hashes, fraction):
     mask = validation_mask(np.array(hashes, dtype=np.uint64), fraction)
     assert mask.any()
     assert not mask.all()
 
 
 @given(st.text(st.sampled_from("ab\n "), min_size=2, max_size=300), st.floats(0.001, 0.999))
-def test_a_single_text_is_split_in_two(text: str, fraction: float) -> None:
+def test_a_single_text_is_split_in_two(text, fraction):
     train, val = split_single_document(text, fraction)
     assert (train.split, val.split) == ("train", "val")
     assert train.text
@@ -72,7 +67,7 @@ def test_a_single_text_is_split_in_two(text: str, fraction: float) -> None:
     assert train.text + val.text == text
 
 
-def test_a_single_text_is_split_at_a_line(tmp_path: Path) -> None:
+def test_a_single_text_is_split_at_a_line(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("".join(f"line {i}\n" for i in range(100)))
     train, val = open_corpus(config(path, val_fraction=0.1)).documents()
@@ -81,14 +76,14 @@ def test_a_single_text_is_split_at_a_line(tmp_path: Path) -> None:
     assert 8 <= val.text.count("\n") <= 12
 
 
-def test_one_character_is_no_corpus(tmp_path: Path) -> None:
+def test_one_character_is_no_corpus(tmp_path):
     (tmp_path / "x.txt").write_text("x")
     with pytest.raises(UsageError, match="give more text"):
         list(open_corpus(config(tmp_path)).documents())
 
 
-def test_content_hash_sees_every_change(folder: Path) -> None:
-    def content_hash() -> str:
+def test_content_hash_sees_every_change(folder):
+    def content_hash():
         return open_corpus(config(folder)).content_hash()
 
     seen = [content_hash()]
@@ -109,7 +104,7 @@ def test_content_hash_sees_every_change(folder: Path) -> None:
     assert len(set(seen)) == 4
 
 
-def test_names_and_contents_cannot_run_into_each_other(tmp_path: Path) -> None:
+def test_names_and_contents_cannot_run_into_each_other(tmp_path):
     hashes = []
     for name, text in [("ab.txt", "c"), ("a.txt", "bc")]:
         root = tmp_path / name
@@ -120,7 +115,7 @@ def test_names_and_contents_cannot_run_into_each_other(tmp_path: Path) -> None:
     assert hashes[0] != hashes[1]
 
 
-def test_what_is_left_out_is_counted(folder: Path) -> None:
+def test_what_is_left_out_is_counted(folder):
     (folder / "nul.txt").write_bytes(b"a\0b")
     (folder / "latin.txt").write_bytes("é".encode("latin-1"))
     (folder / "empty.md").write_bytes(b"")
@@ -145,7 +140,7 @@ def test_what_is_left_out_is_counted(folder: Path) -> None:
         ({"a.csv": b"x", "b.json": b"x"}, "no one kind of tabular"),
     ],
 )
-def test_folders_without_text(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+def test_folders_without_text(tmp_path, files, message):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=message) as error:
@@ -164,7 +159,7 @@ def test_folders_without_text(tmp_path: Path, files: dict[str, bytes], message: 
         (["a.txt", "none"], r"^data\.path: '.*none' holds no files beside \.txt files"),
     ],
 )
-def test_no_entry_is_left_out_unsaid(entries: list[str], message: str, tmp_path: Path) -> None:
+def test_no_entry_is_left_out_unsaid(entries, message, tmp_path):
     for folder in ("t", "rows", "none"):
         (tmp_path / folder).mkdir()
     (tmp_path / "a.txt").write_text("some text")
@@ -176,7 +171,7 @@ def test_no_entry_is_left_out_unsaid(entries: list[str], message: str, tmp_path:
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_changes_while_it_is_read(folder: Path) -> None:
+def test_a_file_that_changes_while_it_is_read(folder):
     corpus = open_corpus(config(folder))
     corpus.content_hash()
     (folder / "part0" / "file00.txt").write_text("changed")
@@ -185,18 +180,16 @@ def test_a_file_that_changes_while_it_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("n_files", [1, 3])
-def test_long_files_are_read_in_blocks_as_short_ones_whole(
-    tmp_path: Path, tokenizer: TextTokenizer, n_files: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_files_are_read_in_blocks_as_short_ones_whole(tmp_path, tokenizer, n_files, monkeypatch):
     for i in range(n_files):
         lines = [f"{i} λ line {j} " * (j % 9) + "\n" for j in range(400)]
         (tmp_path / f"{i}.txt").write_text("".join(lines) + "數" * 5000, encoding="utf-8")
 
-    def parts() -> list[tuple[str, str]]:
+    def parts():
         return [(document.split, document.text) for document in open_corpus(config(tmp_path)).documents()]
 
-    def ids() -> list[tuple[str, list[int]]]:
-        of_split: dict[str, list[int]] = {"train": [], "val": []}
+    def ids():
+        of_split = {"train": [], "val": []}
         for encoded in encode_documents(open_corpus(config(tmp_path)).documents(), tokenizer):
             of_split[encoded.split] += encoded.ids.tolist()
         return list(of_split.items())
@@ -209,9 +202,7 @@ def test_long_files_are_read_in_blocks_as_short_ones_whole(
     assert ids() == ids_of_whole
 
 
-def test_a_long_file_that_changes_while_it_is_read(
-    tmp_path: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_file_that_changes_while_it_is_read(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(text_files, "_MOST_WHOLE", 100)
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(name * 500)
@@ -222,9 +213,7 @@ def test_a_long_file_that_changes_while_it_is_read(
         list(encode_documents(corpus.documents(), tokenizer))
 
 
-def test_the_survey_of_a_large_corpus_is_kept_until_a_file_changes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_survey_of_a_large_corpus_is_kept_until_a_file_changes(folder, tmp_path, monkeypatch):
     (folder / "nul.txt").write_bytes(b"a\0b")
     small = open_corpus(config(folder))
     asked = replace(config(folder), cache_dir=str(tmp_path / "cache"), n_workers=2)
@@ -245,31 +234,29 @@ def test_the_survey_of_a_large_corpus_is_kept_until_a_file_changes(
     assert open_corpus(asked).content_hash() != small.content_hash()
 
 
-def test_links_in_circles_end(folder: Path) -> None:
+def test_links_in_circles_end(folder):
     (folder / "part0" / "loop").symlink_to(folder)
     assert len(list(open_corpus(config(folder)).documents())) == 40
 
 
-def test_every_named_corpus_can_be_opened() -> None:
+def test_every_named_corpus_can_be_opened():
     assert tuple(CORPORA) == NAMED_CORPORA
     assert [open_corpus(DataConfig(path=name)).kind for name in NAMED_CORPORA] == list(NAMED_CORPORA)
 
 
-def test_stdlib_is_this_interpreters_source() -> None:
+def test_stdlib_is_this_interpreters_source():
     """No document is read: the census of the folder is what is looked at."""
     corpus = open_corpus(DataConfig())
     assert corpus.kind == "stdlib"
-    assert isinstance(corpus, FileCorpus)
     files = dict(corpus._files)
     assert files["os.py"].samefile(os.__file__)
     assert "json/decoder.py" in files
     assert not any("site-packages" in key or "__pycache__" in key for key in files)
 
 
-def test_readmes_are_the_descriptions_of_the_installed_packages() -> None:
+def test_readmes_are_the_descriptions_of_the_installed_packages():
     corpus = open_corpus(DataConfig(path="readmes"))
     assert corpus.kind == "readmes"
-    assert isinstance(corpus, FileCorpus)
     files = dict(corpus._files)
     text = files["numpy"].read_text()
     assert metadata("numpy")["Description"].strip().splitlines()[-1] in text

@@ -1,11 +1,7 @@
 """Documents that repeat evaluation texts, against sets of tuples of words."""
 
-from __future__ import annotations
-
 import random
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,12 +14,12 @@ from birthmark.data.tokenised import tokenise
 from birthmark.errors import UsageError
 
 
-def slow_ngrams(text: str, n: int) -> set[tuple[str, ...]]:
+def slow_ngrams(text, n):
     words = "".join(c for c in text.lower() if c.isalnum() or c.isspace()).split()
     return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
 
 
-def random_text(rng: random.Random, n_words: int, n_different: int) -> str:
+def random_text(rng, n_words, n_different):
     signs = ["", "", ",", ".", " -- ", "'s", "_", "\n"]
     return "".join(
         f"{rng.choice(['', '(', '“'])}{rng.choice(['wörd', 'WORD', 'Word'])}{rng.randrange(n_different)}"
@@ -34,7 +30,7 @@ def random_text(rng: random.Random, n_words: int, n_different: int) -> str:
 
 @pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize("block", [1 << 21, 60])
-def test_what_is_found_is_what_sets_of_words_find(n: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_found_is_what_sets_of_words_find(n, block, monkeypatch):
     monkeypatch.setattr(splitting, "_LONGEST", block)
     rng = random.Random(n)
     evaluation = [random_text(rng, rng.randrange(40), 3) for _ in range(6)]
@@ -51,7 +47,7 @@ def test_what_is_found_is_what_sets_of_words_find(n: int, block: int, monkeypatc
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> DataConfig:
+def config(tmp_path):
     (tmp_path / "corpus").mkdir()
     rng = random.Random(0)
     for i in range(40):
@@ -65,12 +61,12 @@ def config(tmp_path: Path) -> DataConfig:
     return DataConfig(path=str(tmp_path / "corpus"), val_fraction=0.2, cache_dir=str(tmp_path / "cache"))
 
 
-def with_texts(config: DataConfig, tmp_path: Path, **fields: Any) -> DataConfig:
+def with_texts(config, tmp_path, **fields):
     return DataConfig(**{**vars(config), "decontaminate": str(tmp_path / "questions.txt"), **fields})
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_training_documents_are_left_out_and_counted(config: DataConfig, tmp_path: Path, n_workers: int) -> None:
+def test_training_documents_are_left_out_and_counted(config, tmp_path, n_workers):
     plain = tokenise(config, 300)
     cleaned = prepare(with_texts(config, tmp_path, n_workers=n_workers), vocab_size=300, seq_len=16)
     evaluation = slow_ngrams((tmp_path / "questions.txt").read_text(), 13)
@@ -89,7 +85,7 @@ def test_training_documents_are_left_out_and_counted(config: DataConfig, tmp_pat
     assert after["tokenizer_hash"] != plain.tokenizer.sha256 if plain.tokenizer else False
 
 
-def test_texts_that_nothing_repeats_change_nothing(config: DataConfig, tmp_path: Path) -> None:
+def test_texts_that_nothing_repeats_change_nothing(config, tmp_path):
     (tmp_path / "questions.txt").write_text(" ".join(f"unheard{i}" for i in range(20)))
     plain = tokenise(config, 300)
     cleaned = tokenise(with_texts(config, tmp_path), 300)
@@ -106,12 +102,12 @@ def test_texts_that_nothing_repeats_change_nothing(config: DataConfig, tmp_path:
         ({"path": "backcopy"}, "data.decontaminate: backcopy has no text"),
     ],
 )
-def test_wrong_fields_are_one_line(config: DataConfig, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_wrong_fields_are_one_line(config, tmp_path, fields, message):
     problems = with_texts(config, tmp_path, **fields).problems()
     assert any(problem.startswith(message) for problem in problems), problems
 
 
-def test_nothing_to_compare_and_nothing_left(config: DataConfig, tmp_path: Path) -> None:
+def test_nothing_to_compare_and_nothing_left(config, tmp_path):
     (tmp_path / "questions.txt").write_text("too short a text")
     with pytest.raises(UsageError, match=r"^data\.decontaminate: no text of .* has 13 words"):
         tokenise(with_texts(config, tmp_path), 300)

@@ -1,13 +1,10 @@
 """The same text never stands in training of one source and in validation of another."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from birthmark.errors import RunError
 from birthmark.trainer.run_folder import same_corpus
 
 
-def corpus(texts: list[str]) -> Any:
+def corpus(texts):
     """As far as splits are concerned: hashes and sizes."""
     contents = np.array([text_hash(text.encode()) for text in texts], dtype=np.uint64)
     return SimpleNamespace(contents=contents, sizes=np.array([len(t) for t in texts]), check_any=lambda: None)
@@ -35,10 +32,10 @@ def corpus(texts: list[str]) -> Any:
     sources=st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=12), min_size=1, max_size=4),
     fraction=st.sampled_from([0.01, 0.3, 0.6, 0.99]),
 )
-def test_a_text_has_one_place_in_all_sources(sources: list[list[str]], fraction: float) -> None:
+def test_a_text_has_one_place_in_all_sources(sources, fraction):
     corpora = {str(i): corpus(texts) for i, texts in enumerate(sources)}
     codes = codes_by_content(corpora, fraction)
-    places: dict[str, set[int]] = {}
+    places = {}
     for name, texts in zip(corpora, sources, strict=True):
         for text, code in zip(texts, codes[name].tolist(), strict=True):
             places.setdefault(text, set()).add(code)
@@ -49,14 +46,14 @@ def test_a_text_has_one_place_in_all_sources(sources: list[list[str]], fraction:
         assert OUT not in found or found == {OUT, WITHIN}
 
 
-def test_every_source_of_several_texts_has_both_splits() -> None:
+def test_every_source_of_several_texts_has_both_splits():
     texts = {"a": [f"a{i}" for i in range(5)], "b": [f"b{i}" for i in range(5)]}
     for fraction, rare in ((1e-9, VAL), (1 - 1e-9, TRAIN)):
         codes = codes_by_content({name: corpus(found) for name, found in texts.items()}, fraction)
         assert all((found == rare).sum() == 1 for found in codes.values())
 
 
-def test_texts_of_several_sources_are_counted() -> None:
+def test_texts_of_several_sources_are_counted():
     rng = random.Random(0)
     texts = {name: [str(rng.randrange(30)) for _ in range(40)] for name in "abc"}
     within, across = duplicates({name: corpus(found) for name, found in texts.items()})
@@ -66,7 +63,7 @@ def test_texts_of_several_sources_are_counted() -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> DataConfig:
+def config(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         for i in range(40):
@@ -77,7 +74,7 @@ def config(tmp_path: Path) -> DataConfig:
     return DataConfig(sources=sources, val_fraction=0.3, cache_dir=str(tmp_path / "cache"))
 
 
-def test_a_mixture_of_folders_does_not_leak(config: DataConfig) -> None:
+def test_a_mixture_of_folders_does_not_leak(config):
     data = prepare(config, vocab_size=300, seq_len=16)
     train, val = ({name: decoded(data, source.sources[name]) for name in "ab"} for source in (data.train, data.val))
     for i in range(20):
@@ -98,7 +95,7 @@ def test_a_mixture_of_folders_does_not_leak(config: DataConfig) -> None:
     assert len(alone) > 20
 
 
-def test_counts_of_other_sources_are_refused(config: DataConfig) -> None:
+def test_counts_of_other_sources_are_refused(config):
     prepare(config, vocab_size=300, seq_len=16)
     (meta,) = Path(config.cache_dir).glob("duplicates-*/meta.json")
     content = json.loads(meta.read_text()) | {"within": {"x": 0, "b": 0}}
@@ -108,14 +105,14 @@ def test_counts_of_other_sources_are_refused(config: DataConfig) -> None:
         prepare(config, vocab_size=300, seq_len=16)
 
 
-def decoded(data: Any, source: Any) -> str:
+def decoded(data, source):
     tokens = source.tokens
     return " " + "".join(data.token_texts(tokens.read(np.array([0]), len(tokens))[0].tolist())).replace(
         "␣", " "
     ).replace("<|endoftext|>", " ")
 
 
-def test_a_run_that_began_before_duplicates_were_counted_goes_on() -> None:
+def test_a_run_that_began_before_duplicates_were_counted_goes_on():
     assert same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a"})
     assert same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 3})
     assert not same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 4})

@@ -1,7 +1,5 @@
 """A word of megabytes is cut into pieces of a bounded length; ordinary text is not touched."""
 
-from __future__ import annotations
-
 import random
 import string
 from itertools import groupby, pairwise
@@ -31,7 +29,7 @@ def test_text_whose_words_are_of_ordinary_length_is_one_chunk_as_before():
         assert "".join(stream_chunks([text], shorten=True)) == text
 
 
-def kind(character: str) -> str:
+def kind(character):
     if character.isspace():
         return "space"
     if character.isalnum():
@@ -39,9 +37,9 @@ def kind(character: str) -> str:
     return "sign"
 
 
-def slow_chunks(text: str, limit: int) -> list[str]:
+def slow_chunks(text, limit):
     """The same of a text that is held whole: words first, then lines between them."""
-    out: list[str] = []
+    out = []
     at = start = 0
     for what, run in groupby(text, kind):
         word = "".join(run)
@@ -53,7 +51,7 @@ def slow_chunks(text: str, limit: int) -> list[str]:
     return [chunk for chunk in [*out, *between_words(text[at:], limit)] if chunk]
 
 
-def between_words(text: str, limit: int) -> list[str]:
+def between_words(text, limit):
     out, start = [], 0
     while len(text) - start > limit:
         end = start + limit
@@ -72,7 +70,7 @@ def between_words(text: str, limit: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_text_in_blocks_has_the_chunks_of_the_whole_text(seed: int):
+def test_a_text_in_blocks_has_the_chunks_of_the_whole_text(seed):
     rng = random.Random(seed)
     pieces = ["word ", "line\n", "\n", "  indented\n", "äö数", "x" * 3000, "7" * 900, "-_" * 700]
     parts = rng.choices(pieces, weights=[30, 30, 5, 5, 5, 3, 2, 2], k=1500)

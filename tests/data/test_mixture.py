@@ -1,12 +1,9 @@
 """Several sources in asked shares: every sample once, in order, whoever asks."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from birthmark.data.batch_sizes import BatchSizes
 from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows
 from birthmark.data.config import DataConfig, SourceConfig, WeightChange
 from birthmark.data.mixture import InTurn, Mixture, Proportions, SourceOrder, _spread
 from birthmark.data.prepare import prepare
-from birthmark.data.process_batches import MicroBatches
 from birthmark.data.token_file_formats import TokenFile
 from birthmark.data.token_files import SpanTokens
 from birthmark.errors import RunError, UsageError
@@ -32,7 +27,7 @@ WEIGHTS = st.lists(st.sampled_from([0.0, 1e-7, 0.01, 0.5, 1.0]) | st.floats(1e-3
 @pytest.mark.heavy
 @settings(max_examples=25)
 @given(weights=WEIGHTS, far=st.integers(0, 10**10))
-def test_each_source_has_its_share_at_every_thousand_and_its_samples_in_order(weights: list[float], far: int) -> None:
+def test_each_source_has_its_share_at_every_thousand_and_its_samples_in_order(weights, far):
     assume(any(weights))
     proportions = Proportions(weights)
     shares = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
@@ -52,14 +47,14 @@ def test_each_source_has_its_share_at_every_thousand_and_its_samples_in_order(we
 
 
 @pytest.mark.parametrize("n_sources", [2, 3, 8])
-def test_no_place_of_the_first_block_is_a_sample_off(n_sources: int) -> None:
+def test_no_place_of_the_first_block_is_a_sample_off(n_sources):
     weights = np.random.default_rng(n_sources).random(n_sources) ** 3
     source_N, _ = Proportions(weights.tolist()).places(np.arange(2000))
     counts_NS = np.cumsum(source_N[:, None] == np.arange(n_sources), axis=0)
     assert np.abs(counts_NS - np.arange(1, 2001)[:, None] * weights / weights.sum()).max() < 1
 
 
-def test_samples_in_any_order_are_those_in_order() -> None:
+def test_samples_in_any_order_are_those_in_order():
     proportions = Proportions([5, 2, 0, 1])
     source_N, number_N = proportions.places(np.arange(20_000))
     shuffled = np.random.default_rng(0).permutation(20_000)
@@ -69,7 +64,7 @@ def test_samples_in_any_order_are_those_in_order() -> None:
 
 
 @pytest.mark.parametrize("counts", [(5,), (0, 3, 4), (1, 1, 30), (7, 5, 5, 2), (4, 4, 4, 4, 4), (2, 0, 11, 3, 1, 1)])
-def test_the_order_within_a_block_is_the_rules(counts: tuple[int, ...]) -> None:
+def test_the_order_within_a_block_is_the_rules(counts):
     total, given = sum(counts), [i for i, count in enumerate(counts) if count]
     margin, taken = Fraction(1, max(2 * len(given) - 2, 1)), [0] * len(counts)
     for k, source, number in zip(range(total), *(x.tolist() for x in _spread(counts)), strict=True):
@@ -90,7 +85,7 @@ SEQ_LEN = 4
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> dict[str, TokenWindows]:
+def sources(tmp_path):
     """Three of 50, 20 and 7 windows; a token says its source and its place there."""
     found = {}
     for number, (name, n_windows) in enumerate({"web": 50, "code": 20, "poems": 7}.items()):
@@ -100,7 +95,7 @@ def sources(tmp_path: Path) -> dict[str, TokenWindows]:
     return found
 
 
-def test_shares_hold_at_every_thousand_samples_of_a_stage(sources: dict[str, TokenWindows]) -> None:
+def test_shares_hold_at_every_thousand_samples_of_a_stage(sources):
     stages = {0: {"web": 0.7, "code": 0.25, "poems": 0.05}, 4321: {"code": 1, "poems": 2}, 9000: {"web": 1.0}}
     changes = [(first, weights) for first, weights in stages.items() if first]
     order = SourceOrder(list(sources), stages[0], changes)
@@ -120,10 +115,11 @@ def test_shares_hold_at_every_thousand_samples_of_a_stage(sources: dict[str, Tok
     assert mixture.epochs(12_000)["poems"] == int((source_N == 2).sum()) / 7
 
 
-def test_a_sample_is_what_its_source_gives(sources: dict[str, TokenWindows]) -> None:
+def test_a_sample_is_what_its_source_gives(sources):
     mixture = Mixture(sources, SourceOrder(list(sources), {"web": 5, "code": 2, "poems": 1}))
-    read: dict[str, list[list[int]]] = {name: [] for name in sources}
-    for sample in mixture.batch(0, 400).tolist():
+    read, whole = {name: [] for name in sources}, mixture.batch(0, 400).tolist()
+    assert mixture.batch(137, 50).tolist() == whole[137:187]
+    for sample in whole:
         read[list(sources)[sample[0] // 10_000]].append(sample)
     for name, source in sources.items():
         assert read[name] == source.batch(0, len(read[name])).tolist()
@@ -136,15 +132,13 @@ def test_a_sample_is_what_its_source_gives(sources: dict[str, TokenWindows]) -> 
     assert mixture.epochs(400)["poems"] == len(read["poems"]) / 7
 
 
-def test_a_token_too_large_is_told_of_its_source_and_not_of_others(
-    sources: dict[str, TokenWindows], tmp_path: Path
-) -> None:
+def test_a_token_too_large_is_told_of_its_source_and_not_of_others(sources, tmp_path):
     """Shards hold any token; a file of others is read for a vocabulary, also by a worker that maps it anew."""
     file = tmp_path / "theirs.bin"
     np.arange(5 * SEQ_LEN + 1).astype("<u2").tofile(file)
     whole = np.array([[0, 0, 5 * SEQ_LEN + 1]])
 
-    def mixture(vocab_size: int) -> Mixture:
+    def mixture(vocab_size):
         tokens = SpanTokens([TokenFile("theirs", file, "<u2", 5 * SEQ_LEN + 1)], whole, vocab_size)
         mixed = sources | {"theirs": TokenWindows(tokens, SEQ_LEN, vocab_size, data_seed=3)}
         return pickle.loads(pickle.dumps(Mixture(mixed, SourceOrder(list(mixed), dict.fromkeys(mixed, 1)))))
@@ -158,41 +152,14 @@ def test_a_token_too_large_is_told_of_its_source_and_not_of_others(
         mixture(5 * SEQ_LEN).batch(0, 80)
 
 
-def test_processes_that_come_and_go_read_one_order(sources: dict[str, TokenWindows]) -> None:
-    """One process for three steps, three for two, two for four: the samples of the uninterrupted run."""
-    mixture = Mixture(sources, SourceOrder(list(sources), {"web": 5, "code": 2, "poems": 1}))
-    found: list[list[int]] = []
-    for first, last, n_processes in ((0, 3, 1), (3, 5, 3), (5, 9, 2)):
-        ranks = [
-            list(
-                MicroBatches(
-                    mixture,
-                    first_step=first,
-                    last_step=last,
-                    sizes=BatchSizes(12),
-                    micro_batch_size=2,
-                    rank=rank,
-                    world_size=n_processes,
-                )
-            )
-            for rank in range(n_processes)
-        ]
-        per_step = len(ranks[0]) // (last - first)
-        for step in range(last - first):
-            found += [
-                row for batches in ranks for b in batches[step * per_step : (step + 1) * per_step] for row in b.tolist()
-            ]
-    assert found == mixture.batch(0, 9 * 12).tolist()
-
-
-def test_validation_takes_turns(sources: dict[str, TokenWindows]) -> None:
+def test_validation_takes_turns(sources):
     fixed = {name: FixedWindows(source.tokens, SEQ_LEN, 65_536) for name, source in sources.items()}
     assert (InTurn(fixed).batch(0, 30)[:, 0] // 10_000).tolist() == [0, 1, 2] * 10
     assert InTurn(fixed).batch(1, 30).tolist() == InTurn(fixed).batch(0, 31)[1:].tolist()
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> DataConfig:
+def config(tmp_path):
     for name, word, n in (("prose", "alpha beta gamma ", 30), ("code", "def f ( x ) : ", 12)):
         (tmp_path / name).mkdir()
         for i in range(n):
@@ -201,16 +168,15 @@ def config(tmp_path: Path) -> DataConfig:
     return DataConfig(sources=sources, val_fraction=0.2, cache_dir=str(tmp_path / "cache"))
 
 
-def test_from_sources_to_batches(config: DataConfig) -> None:
+def test_from_sources_to_batches(config):
     data = prepare(config, vocab_size=300, seq_len=16)
-    assert isinstance(data.train, Mixture)
     texts = ["".join(data.token_texts(row)) for row in data.train.batch(0, 200).tolist()]
     assert sum("alpha" in text or "gamma" in text for text in texts) == 150
     assert data.record["sources"]["code"]["share"] == 0.25
     raw = Tokenizer.from_file(str(data.tokenizer_path))
     bytes_per_token = 0.0
     for source, share in zip(config.sources, (0.75, 0.25), strict=True):
-        ids: dict[bool, list[int]] = {True: [], False: []}
+        ids = {True: [], False: []}
         held_out = 0
         for file in sorted(Path(source.path).iterdir()):
             digest = xxhash.xxh3_64(file.read_bytes(), seed=int.from_bytes(b"birthmrk", "little")).intdigest()
@@ -223,15 +189,14 @@ def test_from_sources_to_batches(config: DataConfig) -> None:
     assert data.bytes_per_token == pytest.approx(bytes_per_token)
 
 
-def test_without_weights_sizes_decide(config: DataConfig) -> None:
+def test_without_weights_sizes_decide(config):
     sources = [replace(source, weight=None) for source in config.sources]
     data = prepare(replace(config, sources=sources), vocab_size=300, seq_len=16)
     tokens = {name: facts["tokens"]["train"] for name, facts in data.record["sources"].items()}
-    assert data.mixture is not None
     assert data.mixture.shares == pytest.approx({name: n / sum(tokens.values()) for name, n in tokens.items()})
 
 
-def source(path: str, weight: float | None = 1.0, name: str = "") -> SourceConfig:
+def source(path, weight=1.0, name=""):
     return SourceConfig(path, weight, name)
 
 
@@ -251,7 +216,7 @@ def source(path: str, weight: float | None = 1.0, name: str = "") -> SourceConfi
         ({"epochs": 0.0}, "data.epochs: 0.0 is not a positive number"),
     ],
 )
-def test_what_cannot_be_mixed_is_one_line(fields: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_mixed_is_one_line(fields, message):
     problems = DataConfig(**fields).problems()
     assert any(problem.startswith(message) and "\n" not in problem for problem in problems), problems
 
@@ -273,21 +238,21 @@ TWO = [source("stdlib"), source("readmes", 0.0)]
         ([(5, {"readmes": 1.0}), (9, {"stdlib": 0.0})], "data.schedule[1].weights: none is positive"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_one_line(changes: list[tuple[int, dict[str, float]]], message: str) -> None:
+def test_a_schedule_that_cannot_be_is_one_line(changes, message):
     schedule = [WeightChange(step, weights) for step, weights in changes]
     (problem,) = DataConfig(sources=TWO, schedule=schedule).problems()
     assert problem.startswith(message)
     assert "\n" not in problem
 
 
-def test_a_schedule_may_bring_a_source_in_and_needs_sources() -> None:
+def test_a_schedule_may_bring_a_source_in_and_needs_sources():
     schedule = [WeightChange(5, {"readmes": 1.0})]
     assert DataConfig(sources=TWO, schedule=schedule).problems() == []
     (problem,) = DataConfig(schedule=schedule).problems()
     assert problem.startswith("data.schedule: changes the weights of data.sources, and there are none")
 
 
-def test_a_message_names_the_source(config: DataConfig, tmp_path: Path) -> None:
+def test_a_message_names_the_source(config, tmp_path):
     (tmp_path / "empty").mkdir()
     sources = [*config.sources, SourceConfig(str(tmp_path / "empty"), 1.0)]
     with pytest.raises(UsageError, match=r"^data\.sources, 'empty': .* holds no"):

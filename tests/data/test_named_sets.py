@@ -1,13 +1,9 @@
 """Sets by short names: files of the same layout, in small, are read under every name."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -23,28 +19,28 @@ from birthmark.launch import cli
 TEXTS = ["Once upon a time", "there was a row", "and another λ"]
 
 
-def parquet(path: Path, **others: list[Any]) -> None:
+def parquet(path, **others):
     path.parent.mkdir(parents=True)
     pq.write_table(pa.table({"text": TEXTS, **others}), path)
 
 
-def lines(path: Path, compress: Callable[[bytes], bytes], **others: list[Any]) -> None:
+def lines(path, compress, **others):
     path.parent.mkdir(parents=True)
     rows = [{"text": text, **{key: values[i] for key, values in others.items()}} for i, text in enumerate(TEXTS)]
     path.write_bytes(compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
 
 
-def config(path: Path, name: str, pattern: str) -> None:
+def config(path, name, pattern):
     """Declare a config of the set, as its card does."""
     data = f"configs:\n- config_name: {name}\n  data_files:\n  - {{split: train, path: '{pattern}'}}\n"
     (path / "README.md").write_text(f"---\n{data}---\n")
 
 
-def zstd(content: bytes) -> bytes:
+def zstd(content):
     return bytes(pa.compress(content, codec="zstd", asbytes=True))
 
 
-def write(name: str, root: Path) -> None:
+def write(name, root):
     """Write the files of a set as it lies on the hub."""
     match name:
         case "c4":
@@ -66,9 +62,7 @@ def write(name: str, root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_files_of_its_layout_are_read_under_its_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_its_layout_are_read_under_its_name(name, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "hub")
     write(name, tmp_path / "set")
@@ -92,7 +86,7 @@ def test_files_of_its_layout_are_read_under_its_name(
         ("c4:realnewslike", "hf:allenai/c4:realnewslike"),
     ],
 )
-def test_names_and_variants(path: str, found: str) -> None:
+def test_names_and_variants(path, found):
     assert DataConfig(path=path).path == found
     source = SourceConfig(path)
     assert (source.path, source.label) == (found, path.partition(":")[0])
@@ -111,13 +105,13 @@ def test_names_and_variants(path: str, found: str) -> None:
         ),
     ],
 )
-def test_a_name_that_is_none_is_one_line(path: str, message: str) -> None:
+def test_a_name_that_is_none_is_one_line(path, message):
     (problem,) = DataConfig(path=path).problems()
     assert problem.startswith("data.path: ")
     assert message in problem
 
 
-def test_a_folder_of_such_a_name_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_such_a_name_is_asked_about(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("c4").mkdir()
     Path("c4/a.txt").write_text("words")
@@ -127,7 +121,7 @@ def test_a_folder_of_such_a_name_is_asked_about(tmp_path: Path, monkeypatch: pyt
     assert DataConfig(path="./c4").problems() == []
 
 
-def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_them(capsys):
     assert cli.main(["data"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown and found.repository in shown and found.licence in shown for name, found in SETS.items())
@@ -136,7 +130,7 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["data", "--step", "3"]) == 2
 
 
-def test_the_page_has_the_same_table() -> None:
+def test_the_page_has_the_same_table():
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     for name, found in SETS.items():
         default = f", `{found.default}`" if found.default else ""

@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +9,8 @@ from hypothesis import strategies as st
 
 from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows
 from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.mixture import InTurn
 from birthmark.data.packing import PADDING, DocumentBorders, Layout, best_fit, document_starts, in_order, pieces_of
 from birthmark.data.prepare import prepare
-from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import UsageError
 from birthmark.models.linear_cross_entropy import IGNORED
 
@@ -24,9 +18,9 @@ END, BOS = 0, 1
 SIZES = st.lists(st.integers(1, 12), max_size=60).map(lambda sizes: np.array(sizes, dtype=np.int64))
 
 
-def slow_best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
+def slow_best_fit(sizes, capacity):
     """Piece by piece, the formula itself."""
-    bins: list[list[int]] = []
+    bins = []
     for size in sorted(sizes.tolist(), reverse=True):
         rooms = [(capacity - sum(held), i) for i, held in enumerate(bins) if capacity - sum(held) >= size]
         if rooms:
@@ -37,7 +31,7 @@ def slow_best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
 
 
 @given(SIZES, st.integers(12, 30))
-def test_best_fit_is_best_fit_decreasing(sizes: np.ndarray, capacity: int) -> None:
+def test_best_fit_is_best_fit_decreasing(sizes, capacity):
     bins = best_fit(sizes, capacity)
     # Which of two sequences with the same room takes a piece is open: what is full, and how full, is not.
     filled = [sum(held) for held in slow_best_fit(sizes, capacity)]
@@ -46,7 +40,7 @@ def test_best_fit_is_best_fit_decreasing(sizes: np.ndarray, capacity: int) -> No
 
 
 @given(SIZES, st.integers(12, 30))
-def test_documents_in_order_go_where_the_one_before_went(sizes: np.ndarray, capacity: int) -> None:
+def test_documents_in_order_go_where_the_one_before_went(sizes, capacity):
     room, number, slow = 0, -1, []
     for size in sizes.tolist():
         if size > room:
@@ -56,7 +50,7 @@ def test_documents_in_order_go_where_the_one_before_went(sizes: np.ndarray, capa
     assert in_order(sizes, capacity).tolist() == slow
 
 
-def test_many_pieces_are_packed_at_once() -> None:
+def test_many_pieces_are_packed_at_once():
     sizes = np.random.default_rng(0).integers(2, 1025, 300_000)
     bins = best_fit(sizes, 1025)
     filled = np.bincount(bins, weights=sizes)
@@ -66,11 +60,11 @@ def test_many_pieces_are_packed_at_once() -> None:
 
 @pytest.mark.parametrize("bos", ["none", "sequence", "document"])
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(2, 9))
-def test_every_token_is_a_target_once(bos: str, lengths: list[int], seq_len: int) -> None:
+def test_every_token_is_a_target_once(bos, lengths, seq_len):
     """But the first of a document, unless a BOS stands before it."""
     starts = np.cumsum([0, *(n + 1 for n in lengths)])
     pieces = pieces_of(starts[:-1], int(starts[-1]), seq_len, bos)
-    seen: list[int] = []
+    seen = []
     for start, length, begins in zip(*(array.tolist() for array in pieces), strict=True):
         assert 1 <= length + (begins and bos == "document") <= seq_len + (bos != "sequence")
         assert begins == (start in starts[:-1].tolist())
@@ -80,7 +74,7 @@ def test_every_token_is_a_target_once(bos: str, lengths: list[int], seq_len: int
     assert sorted(seen) == sorted(set(range(int(starts[-1]))) - unseen)
 
 
-def corpus(tmp_path: Path, lengths: list[int], closed: bool = True) -> tuple[ShardedTokens, list[list[int]]]:
+def corpus(tmp_path, lengths, closed=True):
     """Documents of different tokens, in three files that cut documents anywhere."""
     at, documents = 10, []
     for n in lengths:
@@ -99,7 +93,7 @@ LENGTHS = [3, 5, 1, 0, 40, 2, 7, 4, 6, 3, 1, 12, 9]
 
 
 @pytest.mark.parametrize("bos", ["none", "sequence", "document"])
-def test_concat_is_one_text_with_bos_where_it_is_asked_for(tmp_path: Path, bos: str) -> None:
+def test_concat_is_one_text_with_bos_where_it_is_asked_for(tmp_path, bos):
     tokens, documents = corpus(tmp_path, LENGTHS)
     assert document_starts(tokens, END).tolist() == np.cumsum([0, *map(len, documents[:-1])]).tolist()
     text = [token for document in documents for token in ([BOS, *document] if bos == "document" else document)]
@@ -118,9 +112,7 @@ def test_concat_is_one_text_with_bos_where_it_is_asked_for(tmp_path: Path, bos: 
 @pytest.mark.parametrize("packing", ["documents", "best_fit"])
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("token", [BOS, END])
-def test_packed_sequences_hold_whole_documents(
-    tmp_path: Path, packing: str, bos: str, closed: bool, token: int
-) -> None:
+def test_packed_sequences_hold_whole_documents(tmp_path, packing, bos, closed, token):
     tokens, documents = corpus(tmp_path, LENGTHS, closed)
     layout = Layout(packing, bos, END, token)
     cut = layout.cut(tokens, "x", seq_len=16, of={}, cache_dir=tmp_path / "cache")
@@ -131,7 +123,6 @@ def test_packed_sequences_hold_whole_documents(
     assert (real[:, :-1] >= real[:, 1:]).all(), "padding stands at the end"
     assert np.array_equal(source.n_targets(np.arange(source.n_samples)), real[:, 1:].sum(1))
     assert cut.padding == pytest.approx(1 - real.mean())
-    assert layout.borders is not None
     numbers = layout.borders.documents(torch.from_numpy(samples)).numpy()
     assert ((numbers == -1) == ~real).all()
 
@@ -149,7 +140,7 @@ def test_packed_sequences_hold_whole_documents(
     assert parts - {BOS, END} == set(range(10, 10 + sum(LENGTHS)))
 
 
-def found_by(samples: np.ndarray, numbers: np.ndarray) -> list[list[list[int]]]:
+def found_by(samples, numbers):
     """The documents of each sequence."""
     return [
         [[t for t, n in zip(row, number, strict=True) if n == i] for i in range(max(number) + 1)]
@@ -157,7 +148,7 @@ def found_by(samples: np.ndarray, numbers: np.ndarray) -> list[list[list[int]]]:
     ]
 
 
-def test_a_packing_is_found_once_and_best_fit_pads_least(tmp_path: Path) -> None:
+def test_a_packing_is_found_once_and_best_fit_pads_least(tmp_path):
     tokens, _ = corpus(tmp_path, LENGTHS)
     padding = {}
     for packing in ("documents", "best_fit"):
@@ -176,8 +167,8 @@ def test_a_packing_is_found_once_and_best_fit_pads_least(tmp_path: Path) -> None
     assert len(times) == 2
 
 
-def test_borders_follow_the_ids() -> None:
-    def numbers(borders: DocumentBorders, *ids: int) -> list[int]:
+def test_borders_follow_the_ids():
+    def numbers(borders, *ids):
         return borders.documents(torch.tensor([ids]))[0].tolist()
 
     assert numbers(DocumentBorders(END), 5, 6, END, 7, END, 8, PADDING) == [0, 0, 0, 1, 1, 2, -1]
@@ -192,7 +183,7 @@ def test_borders_follow_the_ids() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(0, 20), st.integers(2, 20), st.booleans())
-def test_documents_of_a_piece_are_those_of_the_whole(lengths: list[int], first: int, n: int, same: bool) -> None:
+def test_documents_of_a_piece_are_those_of_the_whole(lengths, first, n, same):
     start = END if same else BOS
     text = [(d, token) for d, length in enumerate(lengths) for token in (start, *[5] * length, END)][first : first + n]
     # Of a piece that holds no text nobody can say which token begins and which ends.
@@ -201,7 +192,7 @@ def test_documents_of_a_piece_are_those_of_the_whole(lengths: list[int], first: 
     assert found.tolist() == [document - text[0][0] for document, _ in text]
 
 
-def test_a_tokenizer_without_an_end_packs_nothing() -> None:
+def test_a_tokenizer_without_an_end_packs_nothing():
     with pytest.raises(UsageError, match=r"^data\.packing best_fit: data\.tokenizer has no end-of-text token.*$"):
         Layout("best_fit", "none", None, None)
     with pytest.raises(UsageError, match=r"^data\.bos document: data\.tokenizer has no end-of-text token.*$"):
@@ -212,13 +203,13 @@ def test_a_tokenizer_without_an_end_packs_nothing() -> None:
 
 
 @pytest.fixture
-def config(folder: Path, tmp_path: Path, tokenizer: TextTokenizer) -> DataConfig:
+def config(folder, tmp_path, tokenizer):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(tokenizer.content)
     return DataConfig(path=str(folder), cache_dir=str(tmp_path / "cache"), val_fraction=0.2, tokenizer=str(path))
 
 
-def test_a_run_reads_what_its_config_asks_for(config: DataConfig, folder: Path) -> None:
+def test_a_run_reads_what_its_config_asks_for(config, folder):
     plain = prepare(config, vocab_size=400, seq_len=64)
     assert plain.n_targets is None
     assert "packing" not in plain.record
@@ -245,9 +236,8 @@ def test_a_run_reads_what_its_config_asks_for(config: DataConfig, folder: Path) 
     ("packing", "bos"),
     [("documents", "none"), ("documents", "document"), ("documents", "sequence"), ("best_fit", "none")],
 )
-def test_in_a_text_probe_the_next_text_stands_in_place_of_padding(config: DataConfig, packing: str, bos: str) -> None:
+def test_in_a_text_probe_the_next_text_stands_in_place_of_padding(config, packing, bos):
     data = prepare(replace(config, packing=packing, bos=bos), vocab_size=400, seq_len=128)
-    assert data.val.n_samples is not None
     left = [[token for token in row if token != PADDING] for row in data.val.batch(0, data.val.n_samples).tolist()]
     assert packing == "best_fit" or min(map(len, left)) < 100
     expected = []
@@ -261,10 +251,9 @@ def test_in_a_text_probe_the_next_text_stands_in_place_of_padding(config: DataCo
         data.text_probe(len(expected) + 1, 100)
 
 
-def test_a_text_probe_of_a_mixture_shows_nothing_twice(config: DataConfig, folder: Path) -> None:
+def test_a_text_probe_of_a_mixture_shows_nothing_twice(config, folder):
     sources = [SourceConfig(str(folder)), SourceConfig(str(folder / "part0"))]
     mixed = prepare(replace(config, path=DataConfig.path, sources=sources), vocab_size=400, seq_len=64)
-    assert isinstance(mixed.val, InTurn)
     once = [row for one in mixed.val.sources.values() for row in one.batch(0, one.n_samples)[:, :32].tolist()]
     n = len(once)
     assert mixed.val.n_samples > n
@@ -273,7 +262,7 @@ def test_a_text_probe_of_a_mixture_shows_nothing_twice(config: DataConfig, folde
         mixed.text_probe(n + 1, 32)
 
 
-def test_what_bos_was_before_it_had_names() -> None:
+def test_what_bos_was_before_it_had_names():
     for path, bos, at in [
         ("backcopy", True, "sequence"),
         ("backcopy", False, "none"),
@@ -282,8 +271,8 @@ def test_what_bos_was_before_it_had_names() -> None:
         ("stdlib", False, "none"),
         ("stdlib", "sequence", "sequence"),
     ]:
-        assert DataConfig(path=path, bos=bos).bos_at == at  # type: ignore[arg-type]
-    problems: Callable[..., list[str]] = lambda **fields: DataConfig(**fields).problems()  # noqa: E731
+        assert DataConfig(path=path, bos=bos).bos_at == at
+    problems = lambda **fields: DataConfig(**fields).problems()  # noqa: E731
     assert problems(bos="start") == ["data.bos: 'start' is neither document, sequence, none nor true or false"]
     assert problems(packing="tight") == ["data.packing: 'tight' is none of concat, documents, best_fit"]
     assert problems(path="backcopy", packing="documents") == [

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -14,22 +12,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.prepare import prepare
-from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import UsageError
 
 
 @pytest.fixture
-def config(folder: Path, tmp_path: Path) -> DataConfig:
+def config(folder, tmp_path):
     return DataConfig(path=str(folder), val_fraction=0.2, cache_dir=str(tmp_path / "cache"))
 
 
-def test_from_corpus_to_batches(config: DataConfig) -> None:
+def test_from_corpus_to_batches(config):
     """An epoch is the windows of the slowly encoded documents, each once; validation is theirs in order."""
     data = prepare(config, vocab_size=300, seq_len=16)
     assert data.vocab_size == data.train.vocab_size == data.val.vocab_size == 300
     raw = Tokenizer.from_file(str(data.tokenizer_path))
     for split, source in (("train", data.train), ("val", data.val)):
-        stream: list[int] = []
+        stream = []
         for document in open_corpus(config).documents():
             if document.split == split:
                 stream += [*raw.encode(document.text).ids, 0]
@@ -40,7 +37,7 @@ def test_from_corpus_to_batches(config: DataConfig) -> None:
         assert (sorted(samples) == sorted(expected)) if split == "train" else (samples == expected)
 
 
-def test_record_is_json_and_adds_up(config: DataConfig, folder: Path) -> None:
+def test_record_is_json_and_adds_up(config, folder):
     data = prepare(config, vocab_size=300, seq_len=16)
     record = json.loads(json.dumps(data.record))
     assert record["kind"] == "files"
@@ -55,7 +52,7 @@ def test_record_is_json_and_adds_up(config: DataConfig, folder: Path) -> None:
     assert data.token_texts([0, 1000]) == ["<|endoftext|>", "[1000]"]
 
 
-def test_preparing_twice_is_preparing_once(config: DataConfig) -> None:
+def test_preparing_twice_is_preparing_once(config):
     first = prepare(config, vocab_size=300, seq_len=16)
     before = {path: path.stat().st_mtime_ns for path in Path(config.cache_dir).rglob("*")}
     second = prepare(config, vocab_size=300, seq_len=16)
@@ -63,7 +60,7 @@ def test_preparing_twice_is_preparing_once(config: DataConfig) -> None:
     assert {path: path.stat().st_mtime_ns for path in Path(config.cache_dir).rglob("*")} == before
 
 
-def test_validation_text_is_unseen_by_the_tokenizer(config: DataConfig, folder: Path) -> None:
+def test_validation_text_is_unseen_by_the_tokenizer(config, folder):
     """Words that only validation documents hold never become tokens."""
     probe = prepare(config, vocab_size=300, seq_len=16)
     corpus = open_corpus(config)
@@ -76,16 +73,15 @@ def test_validation_text_is_unseen_by_the_tokenizer(config: DataConfig, folder: 
     assert data.record["content_hash"] != probe.record["content_hash"]
 
 
-def test_data_seed_changes_the_order_and_nothing_else(config: DataConfig) -> None:
+def test_data_seed_changes_the_order_and_nothing_else(config):
     one, other = (prepare(replace(config, data_seed=seed), vocab_size=300, seq_len=16) for seed in (0, 1))
     n = one.train.n_samples
-    assert n is not None
     assert not np.array_equal(one.train.batch(0, n), other.train.batch(0, n))
     assert sorted(one.train.batch(0, n).tolist()) == sorted(other.train.batch(0, n).tolist())
     assert np.array_equal(one.val.batch(0, 8), other.val.batch(0, 8))
 
 
-def test_tokenizer_from_a_file(config: DataConfig, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_tokenizer_from_a_file(config, tokenizer, tmp_path):
     path = tmp_path / "own.json"
     path.write_bytes(tokenizer.content)
     config = replace(config, tokenizer=str(path))
@@ -97,7 +93,7 @@ def test_tokenizer_from_a_file(config: DataConfig, tokenizer: TextTokenizer, tmp
         prepare(config, vocab_size=319, seq_len=16)
 
 
-def test_backcopy() -> None:
+def test_backcopy():
     config = DataConfig(path="backcopy", data_seed=3)
     data = prepare(config, vocab_size=64, seq_len=64)
     assert data.bytes_per_token is None
@@ -114,7 +110,7 @@ def test_backcopy() -> None:
     assert (prepare(replace(config, bos=False), vocab_size=64, seq_len=64).val.batch(0, 4) != 0).all()
 
 
-def test_fields_of_tables_are_refused_where_no_source_is_one(config: DataConfig, tmp_path: Path) -> None:
+def test_fields_of_tables_are_refused_where_no_source_is_one(config, tmp_path):
     text, tokens = str(config.path), str(tmp_path / "a.npy")
     np.save(tokens, np.arange(300, dtype=np.uint16))
     for path in (text, tokens):
@@ -130,7 +126,7 @@ def test_fields_of_tables_are_refused_where_no_source_is_one(config: DataConfig,
             prepare(replace(config, path=path, max_bad_rows=3), vocab_size=300, seq_len=16)
 
 
-def test_fields_of_tables_are_read_of_some_source_or_of_evaluation_texts(config: DataConfig, tmp_path: Path) -> None:
+def test_fields_of_tables_are_read_of_some_source_or_of_evaluation_texts(config, tmp_path):
     rows = [
         {"body": f"question {i} of an evaluation, with words that nobody else would write in this order"}
         for i in range(20)
@@ -144,7 +140,7 @@ def test_fields_of_tables_are_read_of_some_source_or_of_evaluation_texts(config:
     assert prepare(searched, vocab_size=300, seq_len=16).record["decontaminate"]["n_grams"] > 0
 
 
-def test_problems_are_reported_together() -> None:
+def test_problems_are_reported_together():
     with pytest.raises(UsageError) as error:
         prepare(DataConfig(path="/nowhere/at/all", val_fraction=2.0), vocab_size=300, seq_len=16)
     assert "data.path" in str(error.value)
@@ -152,7 +148,7 @@ def test_problems_are_reported_together() -> None:
 
 
 @pytest.fixture
-def word_tokenizer(tmp_path: Path) -> Path:
+def word_tokenizer(tmp_path):
     """A tokenizer of whole words: a large corpus takes seconds, where a BPE takes a minute."""
     words = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "[UNK]": 1, "def": 2, "self": 3}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
@@ -161,7 +157,7 @@ def word_tokenizer(tmp_path: Path) -> Path:
 
 
 @pytest.mark.heavy
-def test_the_whole_standard_library(tmp_path: Path, word_tokenizer: Path) -> None:
+def test_the_whole_standard_library(tmp_path, word_tokenizer):
     config = DataConfig(cache_dir=str(tmp_path), tokenizer=str(word_tokenizer))
     data = prepare(config, vocab_size=300, seq_len=128)
     assert data.record["bytes"]["train"] > 10e6

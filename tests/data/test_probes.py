@@ -1,19 +1,14 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from birthmark.data.backcopy import BackCopy
-from birthmark.data.batches import FixedWindows, ShardedTokens, uniforms
+from birthmark.data.batches import FixedWindows, uniforms
 from birthmark.data.probes import N_CONTROLS, bos_controls, passage_probe, random_probe, text_ids, text_probe
-from birthmark.data.tokenizer import TextTokenizer, train_bpe
+from birthmark.data.tokenizer import train_bpe
 from birthmark.errors import UsageError
 
 
-def test_first_rows_of_a_larger_probe_are_the_smaller_probe() -> None:
+def test_first_rows_of_a_larger_probe_are_the_smaller_probe():
     large = random_probe(1000, 64, 33, probe_seed=5)
     assert large.shape == (64, 33)
     assert large.dtype == np.int64
@@ -21,12 +16,12 @@ def test_first_rows_of_a_larger_probe_are_the_smaller_probe() -> None:
         assert np.array_equal(random_probe(1000, n, 33, probe_seed=5), large[:n])
 
 
-def test_seeds_differ() -> None:
+def test_seeds_differ():
     assert not np.array_equal(random_probe(1000, 4, 32, 0), random_probe(1000, 4, 32, 1))
 
 
 @pytest.mark.parametrize("vocab_size", [2, 7, 1000])
-def test_uniform_over_the_whole_vocabulary(vocab_size: int) -> None:
+def test_uniform_over_the_whole_vocabulary(vocab_size):
     probe = random_probe(vocab_size, 500, 128, probe_seed=1)
     counts = np.bincount(probe.ravel(), minlength=vocab_size)
     assert len(counts) == vocab_size
@@ -35,7 +30,7 @@ def test_uniform_over_the_whole_vocabulary(vocab_size: int) -> None:
     assert chi_square < vocab_size - 1 + 5 * np.sqrt(2 * (vocab_size - 1))
 
 
-def test_rows_and_positions_are_independent() -> None:
+def test_rows_and_positions_are_independent():
     u = random_probe(1 << 20, 256, 64, probe_seed=0) / 2**20 - 0.5
     correlation = (u @ u.T) / (u**2).sum(1).mean()
     off_diagonal = correlation[~np.eye(256, dtype=bool)]
@@ -43,10 +38,9 @@ def test_rows_and_positions_are_independent() -> None:
     assert abs(off_diagonal.mean()) < 0.01
 
 
-def test_random_tokens_of_a_tokenizer(word_tokenizer: TextTokenizer) -> None:
+def test_random_tokens_of_a_tokenizer(word_tokenizer):
     """Rows of a padded table that no text reads are not drawn; where there are none, nothing changes."""
     ids = text_ids(word_tokenizer, 512)
-    assert ids is not None
     probe = random_probe(512, 64, 32, 0, ids)
     assert set(probe.ravel().tolist()) == set(range(270))
     assert probe.dtype == np.int64
@@ -57,7 +51,7 @@ def test_random_tokens_of_a_tokenizer(word_tokenizer: TextTokenizer) -> None:
     assert text_ids(word_tokenizer, 60) is None
 
 
-def test_controls_of_bos(word_tokenizer: TextTokenizer) -> None:
+def test_controls_of_bos(word_tokenizer):
     random_NT = random_probe(270, 40, 6, 0)
     text_NT = np.concatenate([np.full((40, 1), 269), random_NT], 1)
     found = bos_controls(word_tokenizer, random_NT, text_NT)
@@ -71,17 +65,17 @@ def test_controls_of_bos(word_tokenizer: TextTokenizer) -> None:
     assert bos_controls(train_bpe(["ab ab"], 258), random_NT, text_NT) == {}
 
 
-def test_shares_nothing_with_data_of_the_same_seed() -> None:
+def test_shares_nothing_with_data_of_the_same_seed():
     data = uniforms("backcopy", "train", 0, first=0, shape=(64, 65))
     assert not np.isin(uniforms("probe", 0, first=0, shape=(64, 64)), data).any()
 
 
-def test_known_values() -> None:
+def test_known_values():
     """A probe is part of what a stored measurement means; its tokens may not change unnoticed."""
     assert random_probe(50_000, 1, 4, probe_seed=0).tolist() == [[36361, 4950, 43803, 25680]]
 
 
-def test_text_probe(make_tokens: Callable[..., ShardedTokens]) -> None:
+def test_text_probe(make_tokens):
     val = FixedWindows(make_tokens(101), seq_len=10, vocab_size=101)
     assert val.n_samples == 10
     assert np.array_equal(text_probe(val, 3, 4), [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]])
@@ -92,7 +86,7 @@ def test_text_probe(make_tokens: Callable[..., ShardedTokens]) -> None:
     assert text_probe(BackCopy(16, 8, 0, "val"), 1000, 8).shape == (1000, 8)
 
 
-def test_passages_begin_as_the_tokenizer_has_it(word_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_passages_begin_as_the_tokenizer_has_it(word_tokenizer, tmp_path):
     texts = {"a.md": "one two three " * 40, "b.txt": "x", "c.py": "# licence, licence\nfive = 6\n" * 9}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)

@@ -1,11 +1,8 @@
 """Corpora elsewhere: fsspec's memory, and a server on this machine that hangs, forbids and fails."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
-import random
 import re
 import socket
 import struct
@@ -13,9 +10,7 @@ import threading
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -28,24 +23,18 @@ from birthmark.data import remote
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.fetching import fetched, localised
-from birthmark.data.mixture import Mixture
 from birthmark.data.prepare import prepare
 from birthmark.data.probes import passage_probe
-from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
 from birthmark.urls import VARIABLE
 
 SEQ_LEN, VOCAB = 8, 320
 
 
-def make_text(seed: int, n_words: int) -> str:
-    rng = random.Random(seed)
-    return "".join(
-        rng.choice(["brown ", "fox λ ", "return self", ".value\n", "if 数据 ", "else:\n    "]) for _ in range(n_words)
-    )
+TEXT = " ".join(f"λ{n * n % 997}" for n in range(900))
 
 
-def megatron(path: Path, lengths: list[int]) -> None:
+def megatron(path, lengths):
     """Documents of these lengths, of uint16; see tests/data/test_token_files.py for the layout."""
     tokens = [i % 300 for i in range(sum(lengths))]
     starts = [2 * sum(lengths[:i]) for i in range(len(lengths))]
@@ -57,12 +46,12 @@ def megatron(path: Path, lengths: list[int]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(remote, "_BACK_OFF_S", 0.01)
 
 
 @pytest.fixture
-def memory() -> Iterator[fsspec.AbstractFileSystem]:
+def memory():
     found = fsspec.filesystem("memory")
     found.store.clear()
     yield found
@@ -70,22 +59,22 @@ def memory() -> Iterator[fsspec.AbstractFileSystem]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> DataConfig:
+def config(tmp_path):
     return DataConfig(cache_dir=str(tmp_path / "cache"), val_fraction=0.2, n_workers=1, timeout_s=5)
 
 
-def upload(folder: Path, memory: fsspec.AbstractFileSystem, to: str) -> None:
+def upload(folder, memory, to):
     for path in folder.rglob("*"):
         if path.is_file():
             memory.pipe_file(f"{to}/{path.relative_to(folder).as_posix()}", path.read_bytes())
 
 
-def copies(config: DataConfig) -> dict[Path, int]:
+def copies(config):
     found = Path(config.cache_dir).glob("remote-*/*")
     return {path: path.stat().st_mtime_ns for path in found if path.name != "meta.json"}
 
 
-def test_a_folder_is_what_it_is_here(config: DataConfig, folder: Path, memory: fsspec.AbstractFileSystem) -> None:
+def test_a_folder_is_what_it_is_here(config, folder, memory):
     upload(folder, memory, "/bucket/corpus")
     here = open_corpus(replace(config, path=str(folder)))
     there = replace(config, path="memory://bucket/corpus")
@@ -102,10 +91,8 @@ def test_a_folder_is_what_it_is_here(config: DataConfig, folder: Path, memory: f
     assert len(copies(config)) == 41
 
 
-def test_tables_tokenizers_and_tokens(
-    config: DataConfig, tokenizer: TextTokenizer, tmp_path: Path, memory: fsspec.AbstractFileSystem
-) -> None:
-    rows = "".join(json.dumps({"text": make_text(i, 60)}) + "\n" for i in range(40))
+def test_tables_tokenizers_and_tokens(config, tokenizer, tmp_path, memory):
+    rows = "".join(json.dumps({"text": f"{i} {TEXT[: 9 * i]}"}) + "\n" for i in range(40))
     memory.pipe_file("/b/rows.jsonl", rows.encode())
     memory.pipe_file("/b/t.json", tokenizer.content)
     (tmp_path / "tokens").mkdir()
@@ -114,7 +101,6 @@ def test_tables_tokenizers_and_tokens(
     sources = [SourceConfig("memory://b/rows.jsonl", 1.0), SourceConfig("memory://b/tokens/a.bin", 1.0)]
     asked = replace(config, sources=sources, tokenizer="memory://b/t.json")
     data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
-    assert isinstance(data.train, Mixture)
     assert list(data.train.sources) == ["rows", "a"]
     here = prepare(replace(config, path=str(tmp_path / "tokens" / "a.bin")), vocab_size=VOCAB, seq_len=SEQ_LEN)
     assert data.train.sources["a"].batch(0, 9).tolist() == here.train.batch(0, 9).tolist()
@@ -123,21 +109,19 @@ def test_tables_tokenizers_and_tokens(
     assert data.record["tokenizer"] == "memory://b/t.json"
 
 
-def test_a_probe_reads_remote_text(
-    tokenizer: TextTokenizer, memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_probe_reads_remote_text(tokenizer, memory, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    memory.pipe_file("/b/a.txt", make_text(1, 400).encode())
+    memory.pipe_file("/b/a.txt", TEXT.encode())
     found = passage_probe("memory://b/a.txt", tokenizer, 3, 16, VOCAB)
     assert found.shape == (3, 16)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    asked: ClassVar[Counter[tuple[str, str]]] = Counter()
-    content = make_text(3, 900).encode()
+    asked: ClassVar = Counter()
+    content = TEXT.encode()
     closing = threading.Event()
 
-    def _answer(self) -> None:
+    def _answer(self):
         path = urlsplit(self.path).path
         self.asked[self.command, path] += 1
         n = self.asked[self.command, path]
@@ -163,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self.wfile.write(self.content[half:])
 
-    def _never_end(self) -> None:
+    def _never_end(self):
         """A body without a length, that ends when the client hangs up."""
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
@@ -175,12 +159,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = _answer
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         """Nothing."""
 
 
 @pytest.fixture
-def server() -> Iterator[str]:
+def server():
     _Handler.asked.clear()
     _Handler.closing.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as found:
@@ -192,7 +176,7 @@ def server() -> Iterator[str]:
         found.shutdown()
 
 
-def test_over_http(config: DataConfig, server: str) -> None:
+def test_over_http(config, server):
     found = fetched(f"{server}/good.txt", config)
     assert found.read_bytes() == _Handler.content
     assert found.name == "good.txt"
@@ -201,7 +185,7 @@ def test_over_http(config: DataConfig, server: str) -> None:
     assert _Handler.asked["GET", "/good.txt"] == gets
 
 
-def test_a_server_that_fails_twice(config: DataConfig, server: str) -> None:
+def test_a_server_that_fails_twice(config, server):
     assert fetched(f"{server}/twice.txt", config).read_bytes() == _Handler.content
     assert _Handler.asked["GET", "/twice.txt"] == 3
 
@@ -217,9 +201,7 @@ def test_a_server_that_fails_twice(config: DataConfig, server: str) -> None:
         ("stalls.txt", RunError, r"stalls\.txt: no answer for 0\.3 s; check the network, or raise data\.timeout_s$"),
     ],
 )
-def test_a_server_that_does_not_give(
-    name: str, kind: type[Exception], message: str, config: DataConfig, server: str
-) -> None:
+def test_a_server_that_does_not_give(name, kind, message, config, server):
     start = time.monotonic()
     with pytest.raises(kind, match=rf"^data\.path: http://.*{message}") as error:
         fetched(f"{server}/{name}", replace(config, timeout_s=0.3))
@@ -238,7 +220,7 @@ def test_a_server_that_does_not_give(
         ("memory://nothing/there.txt", r"there\.txt: is not there; check the address$"),
     ],
 )
-def test_what_cannot_be_asked(url: str, message: str, config: DataConfig, memory: fsspec.AbstractFileSystem) -> None:
+def test_what_cannot_be_asked(url, message, config, memory):
     with pytest.raises(UsageError, match=rf"^data\.path: .*{message}") as error:
         prepare(replace(config, path=url), vocab_size=300, seq_len=8)
     assert "\n" not in str(error.value)
@@ -246,11 +228,8 @@ def test_what_cannot_be_asked(url: str, message: str, config: DataConfig, memory
 
 # ── servers that lead elsewhere ──────────────────────────────────────────────────────────────────────────────────────
 
-Answer = tuple[int, dict[str, str], bytes]
-Serve = Callable[..., str]
 
-
-def listing(*names: str) -> Answer:
+def listing(*names):
     """A server's page of files."""
     return 200, {"Content-Type": "text/html"}, "".join(f'<a href="{name}">x</a>' for name in names).encode()
 
@@ -271,11 +250,11 @@ def listing(*names: str) -> Answer:
         ("..\\..\\evil.txt", False),
     ],
 )
-def test_a_listing_plants_nothing(config: DataConfig, serve: Serve, tmp_path: Path, link: str, refused: bool) -> None:
+def test_a_listing_plants_nothing(config, serve, tmp_path, link, refused):
     planted = tmp_path / "home" / "planted.txt"
     name = link.format(planted=planted)
 
-    def answer(path: str, headers: Message) -> Answer:
+    def answer(path, headers):
         return listing(name, "good.txt") if path == "/dir/" else (200, {}, b"import os")
 
     before = set(tmp_path.rglob("*"))
@@ -288,11 +267,11 @@ def test_a_listing_plants_nothing(config: DataConfig, serve: Serve, tmp_path: Pa
     assert len([path for path in new if path.is_symlink()]) == (not refused)
 
 
-def test_a_listing_of_files_and_folders_is_read(config: DataConfig, serve: Serve) -> None:
+def test_a_listing_of_files_and_folders_is_read(config, serve):
     pages = {"/dir/": listing("a.txt", "/dir/sub/", "?C=N;O=D", "/"), "/dir/sub/": listing("b.txt")}
     pages["/dir/sub"] = 301, {"Location": "/dir/sub/"}, b""
 
-    def answer(path: str, headers: Message) -> Answer:
+    def answer(path, headers):
         return pages.get(path, (200, {}, path.encode()))
 
     folder = fetched(f"{serve(answer)}/dir/", config)
@@ -300,7 +279,7 @@ def test_a_listing_of_files_and_folders_is_read(config: DataConfig, serve: Serve
     assert found == {"a.txt": "/dir/a.txt", "sub/b.txt": "/dir/sub/b.txt"}
 
 
-def test_a_redirect_to_another_protocol_is_refused(config: DataConfig, serve: Serve, tmp_path: Path) -> None:
+def test_a_redirect_to_another_protocol_is_refused(config, serve, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
     for to in (secret.as_uri(), "ftp://127.0.0.1/a.txt", "data:text/plain,abc"):
@@ -309,14 +288,14 @@ def test_a_redirect_to_another_protocol_is_refused(config: DataConfig, serve: Se
             fetched(f"{server}/a.txt", config)
 
 
-def test_a_redirect_within_a_host_is_followed(config: DataConfig, serve: Serve) -> None:
-    def answer(path: str, headers: Message) -> Answer:
+def test_a_redirect_within_a_host_is_followed(config, serve):
+    def answer(path, headers):
         return (302, {"Location": "/b.txt"}, b"") if path == "/a.txt" else (200, {}, b"text")
 
     assert fetched(f"{serve(answer)}/a.txt", config).read_bytes() == b"text"
 
 
-def test_a_redirect_into_this_machine_is_refused(config: DataConfig, serve: Serve) -> None:
+def test_a_redirect_into_this_machine_is_refused(config, serve):
     """From an address of this machine that others reach too, which is what a remote host looks like."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -338,14 +317,14 @@ def test_a_redirect_into_this_machine_is_refused(config: DataConfig, serve: Serv
         *((host, False) for host in ("192.0.2.1", "10.0.0.1", "2001:db8::1")),
     ],
 )
-def test_addresses_of_this_machine(host: str, within: bool) -> None:
+def test_addresses_of_this_machine(host, within):
     assert asyncio.run(remote._is_within(host)) is within
 
 
 # ── credentials ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def guarded(path: str, headers: Message) -> Answer:
+def guarded(path, headers):
     """A server that wants a user with a password, and a signature."""
     asked = urlsplit(path)
     right = "Basic " + b64encode(b"me:S3cr3t w0rd").decode()
@@ -354,7 +333,7 @@ def guarded(path: str, headers: Message) -> Answer:
     return listing("a.txt", "b.txt") if asked.path == "/dir/" else (200, {}, asked.path.encode())
 
 
-def test_credentials_of_a_url_let_in_and_stay_out_of_the_cache(config: DataConfig, serve: Serve) -> None:
+def test_credentials_of_a_url_let_in_and_stay_out_of_the_cache(config, serve):
     server = serve(guarded)
     signed = server.replace("http://", "http://me:S3cr3t%20w0rd@")
     folder = fetched(f"{signed}/dir/?sig=S3cr3t%2Bs1g", config)
@@ -366,7 +345,7 @@ def test_credentials_of_a_url_let_in_and_stay_out_of_the_cache(config: DataConfi
     assert fetched(f"{server}/dir/", config) == folder
 
 
-def test_the_environment_or_fsspec_lets_in(config: DataConfig, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_or_fsspec_lets_in(config, serve, monkeypatch):
     server = serve(guarded)
     with pytest.raises(
         UsageError, match=r"/a.txt: is forbidden \(401\); .* which BIRTHMARK_URL_CREDENTIALS gives too$"
@@ -379,16 +358,14 @@ def test_the_environment_or_fsspec_lets_in(config: DataConfig, serve: Serve, mon
     assert fetched(f"{by_header}/a.txt", config).read_bytes() == b"in"
 
 
-def test_no_patience_at_all() -> None:
+def test_no_patience_at_all():
     assert DataConfig(timeout_s=0).problems()[0].startswith("data.timeout_s: 0 is no number of seconds")
 
 
 @pytest.mark.parametrize(
     ("path", "words"), [("/endless.txt", "sends more than 1,048,576"), ("/endless/", "lists more than 1,048,576")]
 )
-def test_a_server_that_never_ends_is_heard_to_a_bound(
-    config: DataConfig, server: str, monkeypatch: pytest.MonkeyPatch, path: str, words: str
-) -> None:
+def test_a_server_that_never_ends_is_heard_to_a_bound(config, server, monkeypatch, path, words):
     monkeypatch.setattr(remote, "MOST_UNSTATED", 1 << 20)
     monkeypatch.setattr(remote, "_MOST_LISTING", 1 << 20)
     with pytest.raises(UsageError, match=rf"data\.path: {server}{path}: {words} bytes, and did not say so before"):

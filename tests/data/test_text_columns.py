@@ -1,14 +1,9 @@
 """Only the text's column is read: other columns may hold anything, and bytes that are UTF-8 are text."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -19,15 +14,14 @@ from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.shards import build_shards
 from birthmark.data.streaming import StreamedTable
-from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
 
 #: Another column, of another type in each file.
-OTHERS: list[list[Any]] = [[None, None], [{"a": 1}, {"b": ["x"]}], [7, 8], ["word", "3"]]
+OTHERS = [[None, None], [{"a": 1}, {"b": ["x"]}], [7, 8], ["word", "3"]]
 TEXTS = [[f"file {i} λ", f"file {i}, second"] for i in range(len(OTHERS))]
 
 
-def write(path: Path, texts: list[Any], others: list[Any]) -> None:
+def write(path, texts, others):
     rows = [{"other": other, "text": text} for text, other in zip(texts, others, strict=True)]
     match path.suffix:
         case ".parquet":
@@ -53,12 +47,12 @@ def write(path: Path, texts: list[Any], others: list[Any]) -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> DataConfig:
+def config(tmp_path):
     return DataConfig(path=str(tmp_path / "set"), val_fraction=0.2, cache_dir=str(tmp_path / "cache"), n_workers=1)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "jsonl.gz", "jsonl.zst", "parquet", "arrow", "csv"])
-def test_other_columns_of_another_type_in_every_file(suffix: str, config: DataConfig, tmp_path: Path) -> None:
+def test_other_columns_of_another_type_in_every_file(suffix, config, tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()
     for i, (texts, others) in enumerate(zip(TEXTS, OTHERS, strict=True)):
@@ -73,7 +67,7 @@ def test_other_columns_of_another_type_in_every_file(suffix: str, config: DataCo
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.dictionary(pa.int8(), pa.string())])
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_text_as_bytes_and_as_a_dictionary(suffix: str, kind: pa.DataType, config: DataConfig, tmp_path: Path) -> None:
+def test_text_as_bytes_and_as_a_dictionary(suffix, kind, config, tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()
     write(folder / f"0.{suffix}", pa.array(["a λ", None, "b", "a λ"]).cast(kind), [1, 2, 3, 4])
@@ -84,7 +78,7 @@ def test_text_as_bytes_and_as_a_dictionary(suffix: str, kind: pa.DataType, confi
     assert list(StreamedTable(config).texts(0)) == ["a λ", None, "b", "a λ"]
 
 
-def not_utf8(suffix: str, path: Path) -> None:
+def not_utf8(suffix, path):
     rows = [b"good", b"bad \xff", "λ".encode(), b"\xc3(", b"end"]
     if suffix == "json":
         path.write_text('[{"text":"good"},{"text":"bad \\ud800"},{"text":"λ"},{"text":"\\udfff"},{"text":"end"}]')
@@ -95,9 +89,7 @@ def not_utf8(suffix: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "json"])
-def test_bytes_that_are_no_text_are_bad_rows(
-    suffix: str, config: DataConfig, tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_bytes_that_are_no_text_are_bad_rows(suffix, config, tmp_path, tokenizer):
     path = tmp_path / f"set.{suffix}"
     not_utf8(suffix, path)
     allowed = replace(config, path=str(path), max_bad_rows=2)
@@ -112,7 +104,7 @@ def test_bytes_that_are_no_text_are_bad_rows(
         list(StreamedTable(replace(config, path=str(path))).texts(0))
 
 
-def test_bad_rows_of_the_hub_count_too(config: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_rows_of_the_hub_count_too(config, monkeypatch):
     table = datasets.Dataset(pa.table({"text": pa.array([b"a", b"\xff", b"b"])}))
     monkeypatch.setattr("birthmark.data.row_corpora.HubCorpus._load", lambda self: table)
     corpus = open_corpus(replace(config, path="hf:set", max_bad_rows=1))
@@ -122,7 +114,7 @@ def test_bad_rows_of_the_hub_count_too(config: DataConfig, monkeypatch: pytest.M
         open_corpus(replace(config, path="hf:set")).content_hash()
 
 
-def test_a_set_of_the_hub_in_lines_of_json(config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_of_the_hub_in_lines_of_json(config, tmp_path, monkeypatch):
     """A folder of the hub's layout goes through the same calls."""
     (tmp_path / "set").mkdir()
     for i in range(2):
@@ -135,8 +127,8 @@ def test_a_set_of_the_hub_in_lines_of_json(config: DataConfig, tmp_path: Path, m
     assert [list(table.texts(i)) for i in range(table.n_files)] == TEXTS[:2]
 
 
-def test_a_column_that_no_row_has(config: DataConfig, tmp_path: Path) -> None:
-    readers: list[Callable[[DataConfig], Any]] = [
+def test_a_column_that_no_row_has(config, tmp_path):
+    readers = [
         lambda config: open_corpus(config).check_any(),
         lambda config: list(StreamedTable(config).texts(0)),
     ]

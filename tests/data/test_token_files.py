@@ -1,14 +1,10 @@
 """Tokens that exist: formats are written here by hand from their published layouts, and read as a run does."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -17,8 +13,7 @@ from rich.console import Console
 
 from birthmark.data import stored_tokens
 from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.mixture import Mixture
-from birthmark.data.prepare import PreparedData, prepare
+from birthmark.data.prepare import prepare
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
 from birthmark.measure.records import RunDir
@@ -31,18 +26,18 @@ DOCUMENTS = [[*RNG.integers(1, 300, size=n).tolist(), END] for n in RNG.integers
 FLAT = [token for document in DOCUMENTS for token in document]
 
 
-def raw(path: Path, tokens: Sequence[int], kind: str = "H") -> Path:
+def raw(path, tokens, kind="H"):
     path.write_bytes(struct.pack(f"<{len(tokens)}{kind}", *tokens))
     return path
 
 
-def llm_c(path: Path, tokens: Sequence[int], magic: int = 20240520, version: int = 1, kind: str = "H") -> Path:
+def llm_c(path, tokens, magic=20240520, version=1, kind="H"):
     header = struct.pack("<256i", magic, version, len(tokens), *[0] * 253)
     path.write_bytes(header + struct.pack(f"<{len(tokens)}{kind}", *tokens))
     return path
 
 
-def megatron(path: Path, documents: Sequence[Sequence[int]], code: int = 8, kind: str = "H") -> Path:
+def megatron(path, documents, code=8, kind="H"):
     """Each document is a sequence of its own."""
     size = struct.calcsize(kind)
     lengths = [len(document) for document in documents]
@@ -62,7 +57,7 @@ def megatron(path: Path, documents: Sequence[Sequence[int]], code: int = 8, kind
     return path
 
 
-def litdata(folder: Path, documents: Sequence[Sequence[int]], data_format: str = "no_header_tensor:16") -> Path:
+def litdata(folder, documents, data_format="no_header_tensor:16"):
     """Two chunks; int32, as litgpt writes them."""
     folder.mkdir()
     chunks = []
@@ -89,7 +84,7 @@ def litdata(folder: Path, documents: Sequence[Sequence[int]], data_format: str =
     return folder
 
 
-def datatrove(path: Path, documents: Sequence[Sequence[int]]) -> Path:
+def datatrove(path, documents):
     """Tokens of 2 bytes, the ends of the documents, and the metadata of a last file."""
     ends = np.cumsum([len(document) for document in documents]).tolist()
     raw(path, [token for document in documents for token in document])
@@ -98,7 +93,7 @@ def datatrove(path: Path, documents: Sequence[Sequence[int]]) -> Path:
     return path
 
 
-def mds(folder: Path, samples: np.ndarray, encoding: str = "", name: str = "tokens") -> Path:
+def mds(folder, samples, encoding="", name="tokens"):
     """Two shards ``[n, length]``, as mosaicml-streaming's MDSWriter lays them out."""
     folder.mkdir(parents=True)
     encoding = encoding or f"ndarray:{samples.dtype.name}:{samples.shape[1]}"
@@ -118,7 +113,7 @@ def mds(folder: Path, samples: np.ndarray, encoding: str = "", name: str = "toke
     return folder
 
 
-def write(name: str, folder: Path) -> dict[str, Any]:
+def write(name, folder):
     """A format's files, and the fields that a config needs for them."""
     match name:
         case "nanoGPT":
@@ -146,21 +141,21 @@ WITH_DOCUMENTS = ("Megatron-LM", "litdata", "datatrove")
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Callable[..., DataConfig]:
-    def make(**fields: Any) -> DataConfig:
+def config(tmp_path):
+    def make(**fields):
         return DataConfig(**({"val_fraction": 0.2, "cache_dir": str(tmp_path / "cache")} | fields))
 
     return make
 
 
-def stream(data: PreparedData, split: str) -> list[int]:
+def stream(data, split):
     """All tokens of a split, through the class that gives its batches."""
     tokens = getattr(data, split).tokens
     return tokens.read(np.array([0]), len(tokens))[0].tolist()
 
 
-def documents_of(tokens: list[int]) -> list[list[int]]:
-    found: list[list[int]] = [[]]
+def documents_of(tokens):
+    found = [[]]
     for token in tokens:
         found[-1].append(token)
         if token == END:
@@ -170,7 +165,7 @@ def documents_of(tokens: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", RAW)
-def test_without_documents_validation_has_the_end(name: str, config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_without_documents_validation_has_the_end(name, config, tmp_path):
     data = prepare(config(**write(name, tmp_path)), vocab_size=VOCAB, seq_len=SEQ_LEN)
     boundary = round(len(FLAT) * 0.8)
     assert stream(data, "train") == FLAT[:boundary]
@@ -181,7 +176,7 @@ def test_without_documents_validation_has_the_end(name: str, config: Callable[..
 
 
 @pytest.mark.parametrize("name", [*RAW, *WITH_DOCUMENTS])
-def test_documents_stay_whole(name: str, config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_documents_stay_whole(name, config, tmp_path):
     asked = config(**write(name, tmp_path), end_token=END if name in RAW else None)
     data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
     train, val = (documents_of(stream(data, split)) for split in ("train", "val"))
@@ -195,7 +190,6 @@ def test_documents_stay_whole(name: str, config: Callable[..., DataConfig], tmp_
     json.dumps(data.record, allow_nan=False)
     # Samples are windows of the stream, each once per epoch.
     flat, n = stream(data, "train"), data.train.n_samples
-    assert n is not None
     expected = [flat[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1] for i in range(n)]
     assert sorted(data.train.batch(0, n).tolist()) == sorted(expected)
     again = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
@@ -232,7 +226,7 @@ def test_a_store_gives_the_tokens_of_the_disk(
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
-def test_samples_of_mds_are_documents(dtype: str, config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_samples_of_mds_are_documents(dtype, config, tmp_path):
     samples = np.arange(1, 7 * 20 + 1, dtype=dtype).reshape(7, 20)
     folder = mds(tmp_path / "set" / "train", samples)
     data = prepare(config(path=str(folder)), vocab_size=VOCAB, seq_len=SEQ_LEN)
@@ -256,9 +250,7 @@ def test_samples_of_mds_are_documents(dtype: str, config: Callable[..., DataConf
         ("ndarray:int32:21", "tokens", "cut short or damaged: it is not 3 samples of 21 tokens"),
     ],
 )
-def test_other_mds_is_refused_by_name(
-    encoding: str, name: str, expected: str, config: Callable[..., DataConfig], tmp_path: Path
-) -> None:
+def test_other_mds_is_refused_by_name(encoding, name, expected, config, tmp_path):
     folder = mds(tmp_path / "set", np.zeros((7, 20), dtype=np.int32), encoding, name)
     with pytest.raises(UsageError, match=expected):
         prepare(config(path=str(folder)), vocab_size=VOCAB, seq_len=SEQ_LEN)
@@ -273,18 +265,14 @@ def test_other_mds_is_refused_by_name(
         ("a.ds.metadata", b"gpt2\n", "damaged \\(its first line does not end with"),
     ],
 )
-def test_damage_of_datatrove_is_one_line(
-    file: str, content: bytes, expected: str, config: Callable[..., DataConfig], tmp_path: Path
-) -> None:
+def test_damage_of_datatrove_is_one_line(file, content, expected, config, tmp_path):
     path = datatrove(tmp_path / "a.ds", DOCUMENTS)
     (tmp_path / file).write_bytes(content)
     with pytest.raises(UsageError, match=expected):
         prepare(config(path=str(path)), vocab_size=VOCAB, seq_len=SEQ_LEN)
 
 
-def test_the_split_does_not_depend_on_how_a_file_is_read(
-    config: Callable[..., DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_split_does_not_depend_on_how_a_file_is_read(config, tmp_path, monkeypatch):
     fields = write("nanoGPT", tmp_path) | {"end_token": END}
     whole = prepare(config(**fields), vocab_size=VOCAB, seq_len=SEQ_LEN)
     monkeypatch.setattr("birthmark.data.token_file_splits.BLOCK", 7)
@@ -296,9 +284,7 @@ def test_the_split_does_not_depend_on_how_a_file_is_read(
 
 @pytest.mark.parametrize("val_fraction", [1e-9, 1 - 1e-9])
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_few_documents_give_two_splits(
-    n: int, val_fraction: float, config: Callable[..., DataConfig], tmp_path: Path
-) -> None:
+def test_few_documents_give_two_splits(n, val_fraction, config, tmp_path):
     documents = [[*range(1, 40 + i), END] for i in range(n)]
     megatron(tmp_path / "a.bin", documents)
     asked = config(path=str(tmp_path / "a.idx"), val_fraction=val_fraction if n > 1 else 0.3)
@@ -310,16 +296,7 @@ def test_few_documents_give_two_splits(
         assert (val if val_fraction < 0.5 else train) == last
 
 
-def test_validation_files_of_their_own(config: Callable[..., DataConfig], tmp_path: Path) -> None:
-    train, val = raw(tmp_path / "train.bin", FLAT[:500]), raw(tmp_path / "val.bin", FLAT[500:])
-    asked = config(path=str(train), val_path=str(val), token_dtype="uint16")
-    data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
-    assert stream(data, "train") == FLAT[:500]
-    assert stream(data, "val") == FLAT[500:]
-    assert data.record["split"] == "files of data.val_path"
-
-
-def test_validation_files_are_not_trained_on(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_validation_files_are_not_trained_on(config, tmp_path):
     """nanoGPT's own layout: both files are in the folder that is named."""
     tokens = tmp_path / "tokens"
     tokens.mkdir()
@@ -330,13 +307,14 @@ def test_validation_files_are_not_trained_on(config: Callable[..., DataConfig], 
         data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
         assert stream(data, "train") == FLAT[:500]
         assert stream(data, "val") == FLAT[500:]
+        assert data.record["split"] == "files of data.val_path"
     alone = prepare(replace(asked, path=str(train)), vocab_size=VOCAB, seq_len=SEQ_LEN)
     assert data.record | {"path": str(train)} == alone.record
     with pytest.raises(UsageError, match=r"^data\.path: .* no files but those of data\.val_path; name files to train"):
         prepare(replace(asked, val_path=str(tokens)), vocab_size=VOCAB, seq_len=SEQ_LEN)
 
 
-def test_files_that_are_named_twice_are_read_once(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_files_that_are_named_twice_are_read_once(config, tmp_path):
     train = raw(tmp_path / "train.bin", FLAT)
     once = config(path=str(train), token_dtype="uint16")
     (tmp_path / "tokens").mkdir()
@@ -351,7 +329,7 @@ def test_files_that_are_named_twice_are_read_once(config: Callable[..., DataConf
     assert sum(prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN).record["tokens"].values()) == len(FLAT)
 
 
-def test_several_files_are_one_corpus(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_several_files_are_one_corpus(config, tmp_path):
     folder = tmp_path / "tokens"
     (folder / "b").mkdir(parents=True)
     for name, tokens in (("a.bin", FLAT[:300]), ("b/a.bin", FLAT[300:600]), ("c.bin", [])):
@@ -361,9 +339,7 @@ def test_several_files_are_one_corpus(config: Callable[..., DataConfig], tmp_pat
     assert stream(data, "val") == [*FLAT[240:300], *FLAT[540:600]]
 
 
-def test_our_shards_are_a_source(
-    config: Callable[..., DataConfig], folder: Path, tokenizer: TextTokenizer, tmp_path: Path
-) -> None:
+def test_our_shards_are_a_source(config, folder, tokenizer, tmp_path):
     (tmp_path / "t.json").write_bytes(tokenizer.content)
     text = config(path=str(folder), tokenizer=str(tmp_path / "t.json"))
     of_text = prepare(text, vocab_size=VOCAB, seq_len=SEQ_LEN)
@@ -388,9 +364,7 @@ def test_our_shards_are_a_source(
     assert "delete" not in str(error.value)  # they are the user's own
 
 
-def test_a_mixture_of_text_and_tokens(
-    config: Callable[..., DataConfig], folder: Path, tokenizer: TextTokenizer, tmp_path: Path
-) -> None:
+def test_a_mixture_of_text_and_tokens(config, folder, tokenizer, tmp_path):
     (tmp_path / "t.json").write_bytes(tokenizer.content)
     sources = [
         SourceConfig(str(folder), 1.0, "text"),
@@ -398,7 +372,6 @@ def test_a_mixture_of_text_and_tokens(
     ]
     asked = config(sources=sources, tokenizer=str(tmp_path / "t.json"))
     data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
-    assert isinstance(data.train, Mixture)
     alone = prepare(asked.each()["tokens"], vocab_size=VOCAB, seq_len=SEQ_LEN)
     assert data.train.sources["tokens"].batch(0, 9).tolist() == alone.train.batch(0, 9).tolist()
     assert data.record["bytes_per_token"] is None
@@ -406,20 +379,20 @@ def test_a_mixture_of_text_and_tokens(
         prepare(replace(asked, tokenizer="bpe"), vocab_size=VOCAB, seq_len=SEQ_LEN)
 
 
-def test_frequencies_are_those_of_the_tokens(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_frequencies_are_those_of_the_tokens(config, tmp_path):
     data = prepare(config(**write("nanoGPT", tmp_path)), vocab_size=VOCAB, seq_len=SEQ_LEN)
     train, val = (np.bincount(stream(data, split), minlength=VOCAB) for split in ("train", "val"))
     p = (train + 1) / (train + 1).sum()
     assert data.record["unigram_entropy"] == pytest.approx(-(val / val.sum() * np.log(p)).sum(), rel=1e-12)
 
 
-def read_all(config: DataConfig) -> None:
+def read_all(config):
     data = prepare(config, vocab_size=VOCAB, seq_len=SEQ_LEN)
     data.train.batch(0, data.train.n_samples or 0)
 
 
 @pytest.mark.parametrize("verify", ["checksum", "size"])
-def test_a_token_beyond_the_vocabulary(verify: str, config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_a_token_beyond_the_vocabulary(verify, config, tmp_path):
     tokens = [*FLAT[:400], 999, *FLAT[400:]]
     path = raw(tmp_path / "a.bin", tokens)
     asked = config(path=str(path), token_dtype="uint16", verify=verify)
@@ -431,12 +404,12 @@ def test_a_token_beyond_the_vocabulary(verify: str, config: Callable[..., DataCo
         read_all(replace(asked, path=str(negative), token_dtype="int32"))
 
 
-def cut(path: Path, n: int) -> None:
+def cut(path, n):
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - n)
 
 
-def patch(path: Path, at: int, content: bytes) -> None:
+def patch(path, at, content):
     with path.open("r+b") as file:
         file.seek(at)
         file.write(content)
@@ -486,9 +459,7 @@ IDX_DOCUMENTS = IDX_POINTERS + 8 * len(DOCUMENTS)
         ("litdata", lambda f: cut(f / "train/index.json", 9), r"index\.json: damaged JSON"),
     ],
 )
-def test_a_damaged_file_is_one_line(
-    name: str, damage: Callable[[Path], object], message: str, config: Callable[..., DataConfig], tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_one_line(name, damage, message, config, tmp_path):
     fields = write(name, tmp_path)
     damage(tmp_path)
     with pytest.raises((UsageError, RunError), match=message) as error:
@@ -517,34 +488,25 @@ def test_a_damaged_file_is_one_line(
         ("nanoGPT", {"val_path": __file__}, r"^data\.val_path: .*\.py' holds no \.bin/\.npy/\.idx/\.ds files"),
     ],
 )
-def test_fields_that_do_not_fit(
-    name: str, fields: dict[str, Any], message: str, config: Callable[..., DataConfig], tmp_path: Path
-) -> None:
+def test_fields_that_do_not_fit(name, fields, message, config, tmp_path):
     with pytest.raises(UsageError, match=message) as error:
         prepare(config(**(write(name, tmp_path) | fields)), vocab_size=VOCAB, seq_len=SEQ_LEN)
     assert "\n" not in str(error.value)
 
 
-def test_fields_of_tokens_are_not_read_of_text(config: Callable[..., DataConfig], folder: Path) -> None:
+def test_fields_of_tokens_are_not_read_of_text(config, folder):
     for fields in ({"token_dtype": "uint16"}, {"end_token": 0}, {"val_path": str(folder)}):
         with pytest.raises(UsageError, match=rf"^data\.{next(iter(fields))}: read of token files only"):
             prepare(config(path=str(folder), **fields), vocab_size=VOCAB, seq_len=SEQ_LEN)
 
 
-def test_tokens_are_not_read_beside_text(config: Callable[..., DataConfig], folder: Path, tmp_path: Path) -> None:
-    fields = write("nanoGPT", tmp_path)
-    for paths in ([fields["path"], str(folder)], [str(folder), fields["path"]]):
-        with pytest.raises(UsageError, match=r"^data\.path: '.*a\.bin' holds 1 \.bin beside [./a-z]+ files"):
-            prepare(config(**fields | {"path": paths}), vocab_size=VOCAB, seq_len=SEQ_LEN)
-
-
-def test_litdata_of_anything_but_tokens(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_litdata_of_anything_but_tokens(config, tmp_path):
     litdata(tmp_path / "images", DOCUMENTS, "jpeg")
     with pytest.raises(UsageError, match=r"index\.json: its items are jpeg, not one flat tensor"):
         prepare(config(path=str(tmp_path / "images")), vocab_size=VOCAB, seq_len=SEQ_LEN)
 
 
-def test_a_run_trains_on_tokens(config: Callable[..., DataConfig], tmp_path: Path, tiny: Callable[..., Any]) -> None:
+def test_a_run_trains_on_tokens(config, tmp_path, tiny):
     """Without a tokenizer: ids stand for their texts, and the record of the run says which tokens it read."""
     fields = {"data": config(**write("Megatron-LM", tmp_path))}
     run = tiny(fields | {"model.vocab_size": VOCAB, "trainer.max_steps": 2, "trainer.checkpoint_every": 2})

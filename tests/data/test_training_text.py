@@ -1,9 +1,6 @@
 """The text that a tokenizer is trained on: even, bounded, and of the whole corpus."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,13 +19,13 @@ TEXTS = [
 ]
 
 
-def word_bytes(texts: list[str]) -> int:
+def word_bytes(texts):
     """Of different words as the library's own pre-tokenizer makes them, in which a character stands for a byte."""
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
     return sum(map(len, {word for text in texts for word, _ in split(text)}))
 
 
-def test_training_subset_is_even_and_deterministic() -> None:
+def test_training_subset_is_even_and_deterministic():
     texts = [f"{i:04d}" for i in range(1000)]
     assert list(evenly(texts, 4000, limit=4000)) == texts
     some = list(evenly(texts, 4000, limit=1000))
@@ -38,7 +35,7 @@ def test_training_subset_is_even_and_deterministic() -> None:
 
 
 @pytest.mark.parametrize("part", [1, 0.9, 0.3, 0.05, 0])
-def test_of_many_words_every_second_text_counts_or_every_fourth(tmp_path: Path, part: float) -> None:
+def test_of_many_words_every_second_text_counts_or_every_fourth(tmp_path, part):
     most = int(part * word_bytes(TEXTS))
     stride = next((2**k for k in range(8) if word_bytes(TEXTS[:: 2**k]) <= most), len(TEXTS))
     found = train_on_sample(TEXTS, sum(len(text.encode()) for text in TEXTS), 600, tmp_path, most)
@@ -48,7 +45,7 @@ def test_of_many_words_every_second_text_counts_or_every_fourth(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_takes_memory_is_trained_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_memory_is_trained_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenised, "_WORTH_A_PROCESS", 0)
     expected = train_bpe(TEXTS, 300).content
     monkeypatch.setattr(tokenised, "train_bpe", None)

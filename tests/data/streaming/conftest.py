@@ -1,58 +1,35 @@
 """Sets in parquet files that are read as streams."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from birthmark.data.config import DataConfig
-from birthmark.data.tokenizer import TextTokenizer
 
 N_ROWS = (70, 45, 90)
-WORDS = [
-    "ein",
-    "kleines",
-    "Wörterbuch",
-    "for",
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "λ",
-    "=",
-    "σ",
-    "∑",
-    "数据",
-    "emoji",
-    "🎈",
-    "def",
-    "return",
-    "self.value",
-]
+WORDS = "ein kleines Wörterbuch for the quick brown fox λ = σ ∑ 数据 emoji 🎈 def return self.value"
 
 
 @pytest.fixture
-def tokenizer_file(tmp_path: Path, tokenizer: TextTokenizer) -> str:
+def tokenizer_file(tmp_path, tokenizer):
     file = tmp_path / "tokenizer.json"
     file.write_bytes(tokenizer.content)
     return str(file)
 
 
 @pytest.fixture
-def write_set(tmp_path: Path) -> Callable[[str], Path]:
+def write_set(tmp_path):
     """``write_set(name)``: a folder of three parquet files, whose rows say where they stand; some have no text."""
 
-    def write(name: str) -> Path:
+    def write(name):
         folder = tmp_path / name
         folder.mkdir()
         rng = np.random.default_rng(len(name))
         for i, n_rows in enumerate(N_ROWS):
-            texts = [f"{name} {i} {row} {' '.join(rng.choice(WORDS, rng.integers(1, 40)))}" for row in range(n_rows)]
+            texts = [
+                f"{name} {i} {row} {' '.join(rng.choice(WORDS.split(), rng.integers(1, 40)))}" for row in range(n_rows)
+            ]
             texts[7], texts[20] = "", None
             # Several row groups, and a column that nobody reads.
             pq.write_table(pa.table({"n": range(n_rows), "text": texts}), folder / f"{i}.parquet", row_group_size=16)
@@ -62,7 +39,7 @@ def write_set(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def streamed(write_set: Callable[[str], Path], tokenizer_file: str, tmp_path: Path) -> DataConfig:
+def streamed(write_set, tokenizer_file, tmp_path):
     """One such set in three streams, a file for each."""
     return DataConfig(
         path=str(write_set("web")),

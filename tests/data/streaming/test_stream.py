@@ -1,39 +1,29 @@
 """Every document once in a pass, in windows; shuffled in buffers; from any place on as if nothing had been between."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.data.config import SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.prepare import prepare
-from birthmark.data.process_batches import StreamSource
-from birthmark.data.streaming import START, Stream, StreamPlace
+from birthmark.data.streaming import START, StreamPlace
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
 
 SEQ_LEN = 16
 
 
-def source_of(config: DataConfig) -> StreamSource:
-    train = prepare(config, vocab_size=320, seq_len=SEQ_LEN).train
-    assert isinstance(train, StreamSource)
-    return train
+def stream(config, number, place=START):
+    return prepare(config, vocab_size=320, seq_len=SEQ_LEN).train.stream(number, "", place)
 
 
-def stream(config: DataConfig, number: int, place: StreamPlace = START) -> Stream:
-    return source_of(config).stream(number, "", place)
-
-
-def documents(config: DataConfig, file: int, turn: int = 0, turns: int = 1) -> np.ndarray:
+def documents(config, file, turn=0, turns=1):
     """Tokens of a file's rows that training reads, by pyarrow and the rule of tables that are on the disk."""
     held_out = {d.text for d in open_corpus(replace(config, stream=False)).documents() if d.split == "val"}
     assert held_out
@@ -43,12 +33,12 @@ def documents(config: DataConfig, file: int, turn: int = 0, turns: int = 1) -> n
     return np.concatenate([[*ids.tolist(), tokenizer.end_of_text] for ids in tokenizer.encode(kept)])
 
 
-def windows(tokens: np.ndarray, n: int) -> list[list[int]]:
+def windows(tokens, n):
     return [tokens[i * SEQ_LEN : i * SEQ_LEN + SEQ_LEN + 1].tolist() for i in range(n)]
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_stream_has_the_windows_of_its_file_pass_after_pass(streamed: DataConfig, number: int) -> None:
+def test_a_stream_has_the_windows_of_its_file_pass_after_pass(streamed, number):
     tokens = documents(streamed, number)
     twice = np.concatenate([tokens, tokens, tokens])
     n = 8 * (2 * len(tokens) // SEQ_LEN // 8)
@@ -64,7 +54,7 @@ def test_a_stream_has_the_windows_of_its_file_pass_after_pass(streamed: DataConf
     assert stream(other, number).take(n).tolist() != found
 
 
-def test_streams_share_rows_where_there_are_fewer_files_and_files_where_there_are_more(streamed: DataConfig) -> None:
+def test_streams_share_rows_where_there_are_fewer_files_and_files_where_there_are_more(streamed):
     plain = replace(streamed, shuffle_buffer=1)
     # Streams 1 and 4 of five read file 1.
     for number, turn in ((1, 0), (4, 1)):
@@ -79,7 +69,7 @@ def test_streams_share_rows_where_there_are_fewer_files_and_files_where_there_ar
     assert stream(replace(plain, n_streams=1), 0).take(n).tolist() in orders
 
 
-def test_a_stream_goes_on_from_any_place(streamed: DataConfig) -> None:
+def test_a_stream_goes_on_from_any_place(streamed):
     config = replace(streamed, n_streams=2)
     whole = stream(config, 0).take(700)
     reader, done = stream(config, 0), 0
@@ -95,7 +85,7 @@ def test_a_stream_goes_on_from_any_place(streamed: DataConfig) -> None:
     reader.close()
 
 
-def test_validation_is_the_first_documents_by_their_hash(streamed: DataConfig) -> None:
+def test_validation_is_the_first_documents_by_their_hash(streamed):
     data = prepare(streamed, vocab_size=320, seq_len=SEQ_LEN)
     held_out = [d.text for d in open_corpus(replace(streamed, stream=False)).documents() if d.split == "val"]
     tokenizer = TextTokenizer.load(Path(streamed.tokenizer))
@@ -112,7 +102,7 @@ def test_validation_is_the_first_documents_by_their_hash(streamed: DataConfig) -
     assert prepare(streamed, vocab_size=320, seq_len=SEQ_LEN).record != data.record
 
 
-def test_what_ends_is_told(streamed: DataConfig) -> None:
+def test_what_ends_is_told(streamed):
     with pytest.raises(RunError, match=r"^data\.epochs is 2, and stream 1 of .* has been read as often"):
         stream(replace(streamed, epochs=2.0), 1).take(2000)
     with pytest.raises(UsageError, match=r"^data\.n_streams: stream 299 of 300 has no text in its part"):
@@ -134,14 +124,14 @@ def test_what_ends_is_told(streamed: DataConfig) -> None:
         ({"path": __file__}, f"data.stream: data.path {__file__!r} has .py; give tables of one kind"),
     ],
 )
-def test_a_set_that_cannot_be_streamed_is_one_line(streamed: DataConfig, fields: dict[str, Any], message: str) -> None:
+def test_a_set_that_cannot_be_streamed_is_one_line(streamed, fields, message):
     with pytest.raises(UsageError) as error:
         prepare(replace(streamed, **fields), vocab_size=320, seq_len=SEQ_LEN)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
-def test_local_files_are_looked_at_before_they_are_streamed(streamed: DataConfig, tmp_path: Path) -> None:
+def test_local_files_are_looked_at_before_they_are_streamed(streamed, tmp_path):
     table, tokens = tmp_path / "rows.csv", tmp_path / "train.bin"
     table.write_text("text,label\nHello there,pos,\nBye,neg,\n")
     tokens.write_bytes(bytes(64))
@@ -183,6 +173,6 @@ def test_local_files_are_looked_at_before_they_are_streamed(streamed: DataConfig
         ({"val_documents": -1}, "data.val_documents is -1"),
     ],
 )
-def test_a_stream_that_cannot_be_is_one_line(streamed: DataConfig, fields: dict[str, Any], message: str) -> None:
+def test_a_stream_that_cannot_be_is_one_line(streamed, fields, message):
     problems = replace(streamed, **fields).problems()
     assert any(problem.startswith(message) and "\n" not in problem for problem in problems), problems

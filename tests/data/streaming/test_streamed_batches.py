@@ -1,41 +1,33 @@
 """One global order, whoever reads it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
 
 from birthmark.data.batch_sizes import BatchRamp, BatchSizes
-from birthmark.data.config import DataConfig, SourceConfig, WeightChange
+from birthmark.data.config import SourceConfig, WeightChange
 from birthmark.data.mixture import SourceOrder
-from birthmark.data.prepare import PreparedData, prepare
-from birthmark.data.process_batches import Places, StreamedBatches, StreamSource
-from birthmark.data.streaming import ShuffledOrder, StreamPlace, StreamSettings
-from birthmark.data.tokenizer import TextTokenizer
+from birthmark.data.prepare import prepare
+from birthmark.data.process_batches import StreamedBatches, StreamSource
+from birthmark.data.streaming import ShuffledOrder, StreamSettings
 from birthmark.errors import RunError
 
 SIZES = BatchSizes(13, BatchRamp(5, 4, 30))
 
 
 @pytest.fixture
-def mixed(streamed: DataConfig, write_set: Callable[[str], Path]) -> PreparedData:
+def mixed(streamed, write_set):
     """Two sets in changing shares, in four streams each."""
     sources = [SourceConfig(str(streamed.path), 3.0), SourceConfig(str(write_set("books")), 1.0)]
     config = replace(streamed, path="stdlib", sources=sources, schedule=[WeightChange(7, {"books": 1.0})], n_streams=4)
     return prepare(config, vocab_size=320, seq_len=16, batch_sizes=SIZES)
 
 
-def read(
-    source: object, first: int, last: int, n_ranks: int, places: Places | None, sizes: BatchSizes = SIZES
-) -> tuple[list[list[int]], Places]:
+def read(source, first, last, n_ranks, places, sizes=SIZES):
     """Rows of steps ``first`` to ``last`` that so many processes get, and where they stand then."""
-    assert isinstance(source, StreamSource)
     ranks = [
         StreamedBatches(
             source,
@@ -62,7 +54,7 @@ def read(
     return rows, after
 
 
-def test_tables_in_a_store_come_in_the_order_of_the_disk(streamed: DataConfig) -> None:
+def test_tables_in_a_store_come_in_the_order_of_the_disk(streamed):
     """And leave nothing on it but validation's text."""
     store = fsspec.filesystem("memory")
     for file in Path(str(streamed.path)).iterdir():
@@ -76,7 +68,7 @@ def test_tables_in_a_store_come_in_the_order_of_the_disk(streamed: DataConfig) -
     assert {path.name.partition("-")[0] for path in Path(streamed.cache_dir).iterdir()} == {"heldout"}
 
 
-def test_processes_that_come_and_go_read_one_order(mixed: PreparedData) -> None:
+def test_processes_that_come_and_go_read_one_order(mixed):
     whole, _ = read(mixed.train, 0, 16, 1, None)
     found, places = read(mixed.train, 0, 4, 1, None)
     for first, last, n_ranks in ((4, 7, 3), (7, 12, 2), (12, 14, 5), (14, 16, 1)):
@@ -86,7 +78,6 @@ def test_processes_that_come_and_go_read_one_order(mixed: PreparedData) -> None:
     assert len(set(map(tuple, whole))) == len(whole)
     # The shares that were asked, at the samples that were asked.
     texts = ["".join(mixed.token_texts(row)) for row in whole]
-    assert mixed.mixture is not None
     source_N, _ = mixed.mixture.places(np.arange(len(whole)))
     for text, source in zip(texts, source_N.tolist(), strict=True):
         assert ("web␣" in text) <= (source == 0)
@@ -94,8 +85,7 @@ def test_processes_that_come_and_go_read_one_order(mixed: PreparedData) -> None:
     assert source_N[SIZES.before(7) :].tolist() == [1] * (len(whole) - SIZES.before(7))
 
 
-def test_a_process_reads_the_streams_of_its_part_alone(mixed: PreparedData) -> None:
-    assert isinstance(mixed.train, StreamSource)
+def test_a_process_reads_the_streams_of_its_part_alone(mixed):
     sizes = BatchSizes(16)
     for n_ranks, most in ((1, 4), (2, 2), (4, 1), (3, 2), (8, 1)):
         for rank in range(n_ranks):
@@ -106,31 +96,31 @@ def test_a_process_reads_the_streams_of_its_part_alone(mixed: PreparedData) -> N
 class NumberedStream:
     """Rows that say which they are: the stream's number, that of its source, and how many came before."""
 
-    def __init__(self, number: int, source: int, place: StreamPlace) -> None:
+    def __init__(self, number, source, place):
         self._which, self.place = (number, source), place
 
-    def take(self, n: int) -> np.ndarray:
+    def take(self, n):
         first = self.place.samples
         self.place = self.place._replace(samples=first + n)
         return np.array([(*self._which, first + i) for i in range(n)], dtype=np.int64).reshape(n, 3)
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
 @pytest.fixture
-def numbered(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StreamSource]:
+def numbered(tokenizer, monkeypatch):
     """``numbered(weights, sizes)``: sources of those weights in eight streams each, which are `NumberedStream`."""
 
-    def stream(self: StreamSource, number: int, source: str, place: StreamPlace) -> Any:
+    def stream(self, number, source, place):
         return NumberedStream(number, list(self.tables).index(source), place)
 
     monkeypatch.setattr(StreamSource, "stream", stream)
 
-    def make(weights: list[float], sizes: BatchSizes) -> StreamSource:
+    def make(weights, sizes):
         names = [str(i) for i in range(len(weights))]
         order = ShuffledOrder(SourceOrder(names, dict(zip(names, weights, strict=True))), sizes, 0)
-        tables: dict[str, Any] = dict.fromkeys(names)
+        tables = dict.fromkeys(names)
         return StreamSource(tables, tokenizer, order, StreamSettings(8, 1, 2, 0, 0.1, None))
 
     return make
@@ -140,9 +130,7 @@ def numbered(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> Calla
     ("weights", "size"),
     [([1], 4), ([1], 12), ([1, 1], 8), ([3, 1], 16), ([1, 1], 6), ([5, 3, 2], 8), ([15, 1], 64)],
 )
-def test_all_streams_of_a_source_are_read_alike(
-    numbered: Callable[..., StreamSource], weights: list[float], size: int
-) -> None:
+def test_all_streams_of_a_source_are_read_alike(numbered, weights, size):
     """Where the pattern of the sources repeats with the batch too, and in batches of fewer samples than streams."""
     n_steps, sizes = 400, BatchSizes(size)
     rows_N3 = np.array(read(numbered(weights, sizes), 0, n_steps, 1, None, sizes)[0])
@@ -160,9 +148,7 @@ def test_all_streams_of_a_source_are_read_alike(
 
 
 @pytest.mark.parametrize("size", [6, 8, 20])
-def test_who_reads_makes_no_difference_to_small_and_odd_batches(
-    numbered: Callable[..., StreamSource], size: int
-) -> None:
+def test_who_reads_makes_no_difference_to_small_and_odd_batches(numbered, size):
     sizes = BatchSizes(size)
     source = numbered([3, 1], sizes)
     whole, _ = read(source, 0, 30, 1, None, sizes)
@@ -173,7 +159,6 @@ def test_who_reads_makes_no_difference_to_small_and_odd_batches(
     assert found == whole
 
 
-def test_a_checkpoint_without_places_is_refused(mixed: PreparedData) -> None:
-    assert isinstance(mixed.train, StreamSource)
+def test_a_checkpoint_without_places_is_refused(mixed):
     with pytest.raises(RunError, match=r"^checkpoint of step 3: does not say where stream 0/web stands"):
         StreamedBatches(mixed.train, first_step=3, sizes=SIZES, micro_batch_size=3)
