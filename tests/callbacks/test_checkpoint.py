@@ -88,16 +88,6 @@ def test_a_run_goes_on_where_old_ones_cannot_be_deleted_and_copies_of_a_user_sta
     assert all(str(run.checkpoint(2)) in line and "Permission denied" in line for line in said)
 
 
-def test_what_an_earlier_start_left_is_no_checkpoint_and_goes(tmp_path):
-    run = RunDir(tmp_path)
-    for left in (".step-00000001.abcd.part", ".step-00000001.abcd.deleted"):
-        (run.path / "checkpoints" / left).mkdir(parents=True)
-        (run.path / "checkpoints" / left / "tensors.safetensors").write_text("half")
-    assert run.checkpoints() == []
-    run.remove_leftovers()
-    assert names(run) == []
-
-
 def test_a_failure_right_after_a_checkpoint_leaves_it_whole(tmp_path):
     run = RunDir(tmp_path)
     with pytest.raises(RunError, match="no further"):

@@ -1,7 +1,5 @@
 """Hidden states of a model over a probe, their cache, and the lineage test at every checkpoint."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import combinations
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-import yaml
 from safetensors import safe_open
 from scipy import stats
 
@@ -175,14 +172,3 @@ def test_what_cannot_be_measured_is_named_by_field(tiny):
         tiny({"snapshot.fingerprint": FingerprintConfig(enabled=True, seq_len=13)})
     # Where it is off, nothing is longer than anything.
     assert tiny({"snapshot.fingerprint": FingerprintConfig(seq_len=13)}).snapshot.fingerprint.seq_len == 13
-
-
-def test_a_run_from_before_a_field_came_goes_on(tiny, tmp_path, seal_config):
-    run = RunDir(tmp_path / "run")
-    config = tiny()
-    pretrain(config, run)
-    content = yaml.safe_load(run.config.read_text())
-    del content["snapshot"]["fingerprint"]
-    seal_config(run.config, yaml.safe_dump(content))
-    longer = replace(config, trainer=replace(config.trainer, max_steps=7))
-    assert pretrain(longer, run, resume=True).step == 7

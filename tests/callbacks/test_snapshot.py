@@ -1,7 +1,5 @@
 """Snapshots in the training of a LightningModule that is not ours, by a real Trainer."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json

@@ -1,24 +1,21 @@
 """Evaluation while a run trains: its scores, that it leaves training alone, how often it is, and what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
+from quiet_runs import logged, run, same_weights
 
 from birthmark.callbacks.evaluation import Evaluation, thinned
 from birthmark.data.backcopy import TRIGGERS, BackCopy
 from birthmark.errors import UsageError
 from birthmark.evaluation.evaluator import backcopy_scores
 from birthmark.evaluation.texts import Window, prepare_text, read_text, score, text_windows
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.records import read_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.checkpoints.folder_io import load_model
-from birthmark.trainer.run import pretrain
 
 TEXT = "hello wörld, some other text here hello hello " * 3
 
@@ -139,15 +136,6 @@ def test_the_backcopy_score_tells_copies_from_guesses():
 EVALUATED = {"eval.tasks": ["backcopy"], "eval.n_docs": 8, "eval.every": 2, "eval.share": 1.0}
 
 
-@pytest.fixture(scope="module")
-def train(no_page):
-    def run(config, path, **more):
-        with no_page():
-            return pretrain(config, RunDir(path), console=Console(quiet=True), **more).run
-
-    return run
-
-
 def final(run):
     config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12)
     return load_model(config, run.checkpoints_by_step()[6])
@@ -162,20 +150,18 @@ def scores_by_step(run):
     ]
 
 
-def test_a_run_is_evaluated_and_trains_as_one_that_is_not(tiny, train, tmp_path):
+def test_a_run_is_evaluated_and_trains_as_one_that_is_not(tiny, tmp_path):
     plain = {"snapshot.enabled": False, "optim.schedule": "constant"}
-    without = train(tiny(plain), tmp_path / "without")
+    without = run(tiny(plain), tmp_path / "without")
     # A run that goes on evaluates no milestone twice.
-    run = train(tiny({**plain, **EVALUATED, "trainer.max_steps": 4}), tmp_path / "with")
-    train(tiny({**plain, **EVALUATED}), run.path, resume=True)
-    found = scores_by_step(run)
+    run(tiny({**plain, **EVALUATED, "trainer.max_steps": 4}), tmp_path / "with")
+    evaluated = run(tiny({**plain, **EVALUATED}), tmp_path / "with", resume=True)
+    found = scores_by_step(evaluated)
     assert [step for step, _ in found] == [0, 2, 4, 6]
-    expected = backcopy_scores(final(run), BackCopy(24, 12, 5, "val"), 8, 3)
+    expected = backcopy_scores(final(evaluated), BackCopy(24, 12, 5, "val"), 8, 3)
     assert found[-1][1] == pytest.approx({f"eval/backcopy/{k}": v for k, v in expected.items()}, rel=1e-5)
-    seconds = [line["step"] for line in read_metrics(run.metrics) if "train/evaluation_s" in line]
-    assert seconds == [0, 2, 4, 6]
-    evaluated = final(run).state_dict()
-    assert all(torch.equal(a, evaluated[name]) for name, a in final(without).state_dict().items())
+    assert list(logged(evaluated, "train/evaluation_s")) == [0, 2, 4, 6]
+    assert same_weights(without, evaluated, 6)
 
 
 def test_how_often_it_is_evaluated_follows_from_its_share():
@@ -253,8 +239,8 @@ def test_what_cannot_be_evaluated_is_refused_in_a_line(tiny, overrides, line):
         tiny(overrides)
 
 
-def test_a_text_that_is_missing_ends_a_run_before_its_data(tiny, train, tmp_path, monkeypatch):
+def test_a_text_that_is_missing_ends_a_run_before_its_data(tiny, tmp_path, monkeypatch):
     config = tiny({"data.path": "stdlib", "eval.texts": [str(tmp_path / "gone.txt")]})
     monkeypatch.setattr("birthmark.trainer.run.prepare", lambda *a, **k: pytest.fail("the data came first"))
     with pytest.raises(UsageError, match=r"eval.texts has .*gone.txt"):
-        train(config, tmp_path / "run")
+        run(config, tmp_path / "run")

@@ -1,7 +1,5 @@
 """Tasks of lm-eval scored on our decoder, against lm-eval's own ``hf`` on the exported model; and what is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
@@ -10,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from rich.console import Console
+from quiet_runs import run
 
 from birthmark.errors import UsageError
 from birthmark.evaluation.config import EvalConfig
 from birthmark.evaluation.tasks import Tasks
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.records import read_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
-from birthmark.trainer.run import pretrain
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.heavy
@@ -208,10 +205,10 @@ def test_lm_eval_that_is_missing_is_named_with_its_install_line(tiny, files, tmp
     monkeypatch.setattr("birthmark.evaluation.tasks.importlib.util.find_spec", lambda name: None)
     config = tiny({"data.path": "stdlib", "eval.tasks": [files["choose"]]})
     with pytest.raises(UsageError, match=r"pip install lm-eval"):
-        pretrain(config, RunDir(tmp_path / "run"), console=Console(quiet=True))
+        run(config, tmp_path / "run")
 
 
-def test_a_run_on_text_logs_tasks_and_texts(tiny, files, write_documents, tmp_path, no_page):
+def test_a_run_on_text_logs_tasks_and_texts(tiny, files, write_documents, tmp_path):
     (tmp_path / "held.txt").write_text("w1 w2 w3 w4 " * 9)
     config = tiny(
         {
@@ -226,9 +223,8 @@ def test_a_run_on_text_logs_tasks_and_texts(tiny, files, write_documents, tmp_pa
             "eval.n_docs": 2,
         }
     )
-    with no_page():
-        run = pretrain(config, RunDir(tmp_path / "run"), console=Console(quiet=True)).run
-    found = {line["step"]: line for line in read_metrics(run.metrics) if "eval/held/bits_per_byte" in line}
+    done = run(config, tmp_path / "run")
+    found = {line["step"]: line for line in read_metrics(done.metrics) if "eval/held/bits_per_byte" in line}
     assert found.keys() == {0, 2}
     assert all({"eval/choose/acc", "eval/read/bits_per_byte"} <= line.keys() for line in found.values())
     assert found[2]["eval/held/bits_per_byte"] < found[0]["eval/held/bits_per_byte"]

@@ -14,7 +14,6 @@ from birthmark.launch.cli import main
 from birthmark.launch.command_table import command_parser
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner
-from birthmark.trainer.config_file import read_config
 from birthmark.trainer.gpu_specs import GPUS
 
 CONFIGS = Path(birthmark.__file__).parent / "configs"
@@ -123,8 +122,3 @@ def test_no_plan_inside_a_group(llama):
 def test_the_help_names_every_gpu():
     text = " ".join(command_parser("plan").format_help().split())
     assert all(name in text for name in GPUS)
-
-
-def test_the_variants_can_be_read():
-    for name in ("llama2_7b", "llama2_7b_fsdp2", "llama2_7b_zero3"):
-        assert read_config(CONFIGS / f"{name}.yaml").model.n_layers == 32

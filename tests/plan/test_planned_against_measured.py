@@ -90,12 +90,12 @@ Path(out).write_text(json.dumps(peaks))
 
 @pytest.fixture
 def run(tiny):
-    """A run of 12 M parameters: 186 MB with gradients and optimizer state."""
+    """A run of 6 M parameters: 100 MB with gradients and optimizer state."""
     return tiny(
         {
-            "model.d_model": 384,
+            "model.d_model": 256,
             "model.n_layers": 3,
-            "model.n_heads": 6,
+            "model.n_heads": 4,
             "model.vocab_size": 8192,
             "model.max_seq_len": 128,
             "model.mlp": "swiglu",

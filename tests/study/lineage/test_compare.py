@@ -1,7 +1,5 @@
 """Lineage from the command line: models by every name, tables, JSON, pictures, and what cannot be compared."""
 
-from __future__ import annotations
-
 import csv
 import html
 import json
@@ -17,9 +15,7 @@ from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.launch.commands.identify import read_seeds
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
-from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import compare
-from birthmark.models.birth import digest
 from birthmark.models.changes.change import decoder_of, weights_of
 from birthmark.models.changes.coordinates import ChannelPermutation, Rotation, SignFlips
 from birthmark.models.config import ModelConfig
@@ -32,25 +28,10 @@ MODEL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, no_page):
+def place(tmp_path_factory, lineage_base, no_page):
     """Two runs on one text from births of two seeds, the first's export, and the config of their births."""
     folder = tmp_path_factory.mktemp("lineage")
-    rng = np.random.default_rng(0)
-    words = ["seed", "birth", "token", "a", "model", "likes", "the", "sink", "norm", "of", "it", "never"]
-    (folder / "corpus.txt").write_text("\n\n".join(" ".join(rng.choice(words, 12)) + "." for _ in range(400)))
-    content = {
-        "model": MODEL,
-        "data": {"path": str(folder / "corpus.txt"), "cache_dir": str(folder / "cache")},
-        "optim": {"lr": 0.001, "warmup_steps": 2},
-        "trainer": {
-            "max_steps": 20, "micro_batch_size": 8, "global_batch_size": 8, "checkpoint_every": 10, "log_every": 10,
-            "val_sequences": 8, "device": "cpu",
-        },
-        "snapshot": {"enabled": False},
-        "log": {"wandb": "off"},
-    }  # fmt: skip
-    config = folder / "run.yaml"
-    config.write_text(yaml.safe_dump(content))
+    config = lineage_base(folder).rename(folder / "run.yaml")
     for seed in (7, 8):
         run = folder / f"run-{seed}"
         with no_page():
@@ -80,40 +61,6 @@ def write_config(file, **model):
 
 
 # ── a model by its names ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_one_model_has_many_names(place):
-    run, config = place / "run-7", place / "run.yaml"
-
-    def same(*names):
-        return len({digest(open_source(str(name)).load()) for name in names}) == 1
-
-    assert same(run, f"{run}@20", RunDir(run).checkpoint(20), place / "exported")
-    assert same(f"{run}@0", f"{config}@7")
-    assert same(config, f"{config}@0")
-    assert not same(f"{run}@0", f"{run}@10")
-    assert open_source(str(place / "exported")).tokenizer is not None
-    assert open_source(f"{config}@7").tokenizer is None
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("{place}/run-7@15", "has no checkpoint of step 15; there are: 10, 20"),
-        ("{place}/run-7@x", "'x' is no step"),
-        ("{place}/run.yaml@-1", "'-1' is no seed"),
-        ("{place}/run.yaml@18446744073709551616", "is no seed: give a whole number up to 18446744073709551615"),
-        ("{place}/nothing.yaml@1", "nothing.yaml: no such file"),
-        ("{place}", "neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"),
-        ("{place}/nowhere", "no such folder"),
-        ("nobody/has-such-a-model", "not from the hub either"),
-    ],
-)
-def test_a_model_that_is_not_there_is_one_line(lineage, place, name, message):
-    status, out, err = lineage("fingerprint", place / "run-7", name.format(place=place))
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
-    assert message in err
 
 
 # ── kin and strangers ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -388,6 +335,8 @@ def test_what_cannot_be_compared_is_one_line(lineage, place, tmp_path):
     (tmp_path / "foreign" / "tokenizer.json").write_text(json.dumps(tokenizer))
     for arguments, message in (
         (["fingerprint", run], "at least two models"),
+        (["fingerprint", run, f"{run}@15"], "has no checkpoint of step 15; there are: 10, 20"),
+        (["fingerprint", run, "nobody/has-such-a-model"], "not from the hub either"),
         (["fingerprint", run, f"{wide}@0"], "has width 32"),
         (["fingerprint", run, f"{words}@0"], "or --probe embedding"),
         (["fingerprint", run, tmp_path / "foreign"], "different tokenizers"),

@@ -1,7 +1,5 @@
 """A study of lineage: its file, what is refused, and a small one from births to tables and pictures."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from functools import partial
@@ -27,16 +25,6 @@ from birthmark.study.table import KINDS, kind_of
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.saved_config import write_config
 
-BASE = {
-    "model": {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"},
-    "optim": {"lr": 0.001, "warmup_steps": 2},
-    "trainer": {
-        "max_steps": 20, "micro_batch_size": 8, "global_batch_size": 8, "checkpoint_every": 10, "log_every": 10,
-        "val_sequences": 8, "device": "cpu",
-    },
-    "snapshot": {"enabled": False},
-    "log": {"wandb": "off"},
-}  # fmt: skip
 STUDY = {
     "kind": "lineage",
     "base": "base.yaml",
@@ -58,12 +46,11 @@ def continued(folder):
 
 
 @pytest.fixture
-def write(tmp_path):
+def write(tmp_path, lineage_base):
     """``write(changes=None, **fields)``: a study in the test's own folder, and its base; None takes a field away."""
 
     def build(changes=None, **fields):
-        (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE | (changes or {})))
-        (tmp_path / "other.txt").write_text("text")
+        lineage_base(tmp_path, changes)
         fields = {"continue": continued(tmp_path)} | fields
         study = {name: value for name, value in (STUDY | fields).items() if value is not None}
         (tmp_path / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
@@ -207,18 +194,10 @@ def test_every_table_has_its_pairs_and_no_pair_twice():
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory, no_page):
+def ready(tmp_path_factory, lineage_base, no_page):
     """The folder of a study; all of its runs but one are there before the command begins."""
     folder = tmp_path_factory.mktemp("lineage")
-    rng = np.random.default_rng(0)
-    for file, words in (
-        ("corpus.txt", "seed birth token a model likes the sink norm of it never"),
-        ("other.txt", "rain on river stone cold bridge under night walks she slowly home"),
-    ):
-        lines = (" ".join(rng.choice(words.split(), 12)) + "." for _ in range(400))
-        (folder / file).write_text("\n\n".join(lines))
-    data = {"path": str(folder / "corpus.txt"), "cache_dir": str(folder / "cache")}
-    (folder / "base.yaml").write_text(yaml.safe_dump(BASE | {"data": data}))
+    lineage_base(folder)
     (folder / "study.yaml").write_text(yaml.safe_dump(STUDY | {"continue": continued(folder)}, sort_keys=False))
     trials = lineage_trials(read_lineage_study(folder / "study.yaml"), folder / "out")
     for trial in [*trials.bases, trials.continued[0]]:
