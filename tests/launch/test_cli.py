@@ -75,26 +75,13 @@ def test_a_wrong_request_is_one_line_and_status_2_and_nothing_is_written(case, t
     assert not target.exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("model: {d_modle: 8}", "model.d_modle: no such field; did you mean model.d_model"),
-        ("modle: {d_model: 8}", "modle"),
-        ("trainer: {precision: fp16}", "trainer.precision"),
-        ("model: [1, 2]", "bad.yaml: model is [1, 2]"),
-        ("model: {attention: headnorm}", "bad.yaml: model.attention is 'headnorm'"),
-        ("model: {d_model: 8", "bad.yaml: not YAML"),
-        ("model:", "bad.yaml: model is None"),
-        ("", "bad.yaml: the file is None"),
-        ("init_seed: one", "init_seed: 'one' is not a whole number"),
-    ],
-)
-def test_a_wrong_config_file_is_one_line_and_status_2(text, expected, tmp_path, capsys):
+def test_a_wrong_config_file_is_one_line_and_status_2(tmp_path, capsys):
+    """Other mistakes in one: tests/trainer/test_config_file.py."""
     file = tmp_path / "bad.yaml"
-    file.write_text(text)
+    file.write_text("model: {attention: headnorm}")
     status, lines = said(capsys, "pretrain", f"--config={file}", f"--run_dir={tmp_path / 'run'}")
     assert (status, len(lines)) == (2, 1)
-    assert expected in lines[0]
+    assert "bad.yaml: model.attention is 'headnorm'" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import yaml
+from quiet_runs import config_file, logged
 
 import birthmark
 from birthmark.launch.cli import main
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.records import RunDir
 
 LAUNCH = Path(birthmark.__file__).parent / "launch"
 
@@ -26,7 +25,7 @@ LAUNCH = Path(birthmark.__file__).parent / "launch"
 @pytest.fixture(scope="module")
 def config(tiny, tmp_path_factory):
     file = tmp_path_factory.mktemp("launchers") / "run.yaml"
-    file.write_text(yaml.safe_dump(asdict(tiny({"optim.schedule": "constant"}))))
+    config_file(file, tiny({"optim.schedule": "constant"}))
     return file
 
 
@@ -39,10 +38,6 @@ def environment_of(python, **more):
 def environment(python):
     """``environment(**more)``: what the launch files find; processes start in a moment."""
     return functools.partial(environment_of, python)
-
-
-def losses(run):
-    return {r["step"]: r["train/loss"] for r in read_metrics(run.metrics) if "train/loss" in r}
 
 
 def test_torchrun_leaves_the_last_word_to_the_run_and_tries_no_usage_error_again(tmp_path, environment):
@@ -85,7 +80,7 @@ def test_workers_of_a_torchrun_that_is_killed_stop_with_a_checkpoint(config, tmp
         )
     try:
         end = time.monotonic() + 200
-        while not (run.metrics.is_file() and losses(run)) and time.monotonic() < end:
+        while not (run.metrics.is_file() and logged(run, "train/loss")) and time.monotonic() < end:
             time.sleep(0.1)
         workers = [int(pid) for pid in Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()]
     finally:
@@ -132,8 +127,8 @@ def test_a_node_that_joins_later_takes_part_and_a_kill_after_that_is_one_restart
         nodes.append(node("second"))
         for start in (1, 2):
             wait(lambda start=start: both().count("  2 processes") == start)
-            at = max(losses(run))
-            wait(lambda at=at: max(losses(run)) > at + 20)
+            at = max(logged(run, "train/loss"))
+            wait(lambda at=at: max(logged(run, "train/loss")) > at + 20)
             if start == 1:
                 os.kill(worker(nodes[1].pid), signal.SIGKILL)
         os.kill(worker(nodes[1].pid), signal.SIGTERM)
@@ -145,7 +140,7 @@ def test_a_node_that_joins_later_takes_part_and_a_kill_after_that_is_one_restart
     assert both().count("  2 processes") == 2
     assert both().count("resumed at step") == 2
     assert "Traceback" not in both()
-    assert list(losses(run)) == list(range(1, max(losses(run)) + 1))
+    assert list(logged(run, "train/loss")) == list(range(1, max(logged(run, "train/loss")) + 1))
 
 
 needs_deepspeed = pytest.mark.skipif(
@@ -168,12 +163,13 @@ def deepspeed(environment, config, run, port, *flags):
 
 @needs_deepspeed
 def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path, free_port, environment):
-    done = deepspeed(environment, config, tmp_path / "run", free_port(), "--trainer.strategy=zero2")
+    short = ["--trainer.strategy=zero2", "--trainer.max_steps=2", "--snapshot.enabled=false"]
+    done = deepspeed(environment, config, tmp_path / "run", free_port(), *short)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("  2 processes") == 1
     assert done.stdout.count(f"report: {tmp_path / 'run' / 'report.html'}") == 1
     run = RunDir.open(tmp_path / "run")
-    assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
+    assert list(logged(run, "train/loss")) == [1, 2]
     assert json.loads(run.birth.read_text())["n_params"] > 0
 
 

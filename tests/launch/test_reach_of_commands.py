@@ -5,12 +5,11 @@ import os
 import pickle
 import shutil
 import subprocess
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import yaml
+from quiet_runs import config_file
 
 from birthmark.launch.cli import main
 from birthmark.launch.command_table import COMMANDS
@@ -97,7 +96,7 @@ def hostile(tmp_path_factory, tiny, no_page, write_documents):
     for path in (there, marks, folder / "home", folder / "temporary"):
         path.mkdir()
     config = tiny({"data.cache_dir": str(folder / "cache"), "trainer.max_steps": 2, "snapshot.n_strangers": 0})
-    (there / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    config_file(there / "run.yaml", config)
     write_documents(there / "notes")
     with pytest.MonkeyPatch.context() as patch, no_page():
         patch.chdir(there)

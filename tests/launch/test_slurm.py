@@ -1,17 +1,15 @@
 """``launch/slurm.sbatch`` on two nodes, both this machine, with real torchruns; SLURM's commands are stood in for."""
 
-import contextlib
 import os
 import signal
 import stat
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import yaml
+from quiet_runs import config_file, logged, ranks_of
 
 import birthmark
 from birthmark.measure.records import RunDir, read_metrics
@@ -64,39 +62,13 @@ def commands(tmp_path_factory):
     return folder
 
 
-def workers(job):
-    """The processes of a job's run, by their rank: forked ones are nobody's children."""
-    found = {}
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            variables = dict(v.split(b"=", 1) for v in (place / "environ").read_bytes().split(b"\0") if b"=" in v)
-            if variables.get(b"SLURM_JOB_ID") == job.encode() and b"RANK" in variables:
-                found[int(variables[b"RANK"])] = int(place.name)
-    return found
-
-
-def steps(run):
-    return [r["step"] for r in read_metrics(run.metrics) if "train/loss" in r]
-
-
 def test_a_job_goes_on_after_a_kill_and_slurms_warning_leaves_a_checkpoint(tiny, commands, python, tmp_path):
     run, file, requeued = RunDir(tmp_path / "run"), tmp_path / "run.yaml", tmp_path / "requeued"
-    file.write_text(
-        yaml.safe_dump(
-            asdict(
-                tiny(
-                    {
-                        "optim.schedule": "constant",
-                        "trainer.strategy": "ddp",
-                        "trainer.max_steps": 1000000,
-                        "trainer.checkpoint_every": 50,
-                        "snapshot.enabled": False,
-                    }
-                )
-            )
-        )
-    )
+    fields = {"optim.schedule": "constant", "trainer.strategy": "ddp", "snapshot.enabled": False}
+    config = tiny(fields | {"trainer.max_steps": 1000000, "trainer.checkpoint_every": 50})
+    config_file(file, config)
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    started = f"SLURM_JOB_ID={os.getpid()}"
     process = subprocess.Popen(
         ["bash", LAUNCH / "slurm.sbatch", "--config", file, "--run_dir", run.path],
         env={
@@ -116,17 +88,17 @@ def test_a_job_goes_on_after_a_kill_and_slurms_warning_leaves_a_checkpoint(tiny,
     try:
         while process.poll() is None and not run.checkpoint(50).is_dir():
             time.sleep(0.05)
-        ranks = workers(job["SLURM_JOB_ID"])
+        ranks = ranks_of(started)
         assert sorted(ranks) == [0, 1]
         os.kill(ranks[1], signal.SIGKILL)
-        at = max(steps(run))
-        while process.poll() is None and (max(steps(run)) < at + 60 or workers(job["SLURM_JOB_ID"]) == ranks):
+        at = max(logged(run, "train/loss"))
+        while process.poll() is None and (max(logged(run, "train/loss")) < at + 60 or ranks_of(started) == ranks):
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGUSR1)
         printed, _ = process.communicate(timeout=120)
     finally:
         process.kill()
-        for pid in workers(job["SLURM_JOB_ID"]).values():
+        for pid in ranks_of(started).values():
             os.kill(pid, signal.SIGKILL)
     assert requeued.read_text().split() == [job["SLURM_JOB_ID"]], printed[-3000:]
     (at_stop,) = [line for line in printed.splitlines() if line.startswith("stopped by SIG")]
@@ -135,7 +107,7 @@ def test_a_job_goes_on_after_a_kill_and_slurms_warning_leaves_a_checkpoint(tiny,
     # One restart, by all; no step is logged twice, none is missing.
     assert printed.count("  2 processes") == 2
     assert printed.count("resumed at step") == 1
-    assert steps(run) == list(range(1, last + 1))
+    assert [r["step"] for r in read_metrics(run.metrics) if "train/loss" in r] == list(range(1, last + 1))
     assert "no end after" not in printed
     # Of the two torchruns only what no worker could print.
     assert [line for line in printed.splitlines() if "torch/distributed" in line or "Traceback" in line] == [

@@ -1,10 +1,10 @@
 """`birthmark data` shows what training reads."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-import yaml
+from quiet_runs import config_file
 from rich.console import Console
 
 from birthmark.data.batch_sizes import BatchRamp
@@ -28,7 +28,7 @@ def mixed(tiny, tmp_path):
     config = tiny({"model.vocab_size": 280, "snapshot.enabled": False, "trainer.max_steps": 4})
     trainer = replace(config.trainer, batch_ramp=BatchRamp(2, 2, 4), checkpoint_every=4)
     config = replace(config, data=data, trainer=trainer)
-    (tmp_path / "mixed.yaml").write_text(yaml.safe_dump(asdict(config)))
+    config_file(tmp_path / "mixed.yaml", config)
     return config, str(tmp_path / "mixed.yaml")
 
 

@@ -1,7 +1,5 @@
 """`birthmark intervene`: what it prints and draws, the same from Python, and each wrong request as one line."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,35 +1,28 @@
 """`birthmark length`: arms side by side in a table, as JSON and as a picture, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 
 import numpy as np
 import pytest
-from rich.console import Console
+import quiet_runs
 
 from birthmark.launch.cli import main
 from birthmark.measure.loss_by_position import evictions, loss_by_position
-from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.trainer.by_name.model_names import open_source
 from birthmark.trainer.by_name.texts import held_out_tokens
-from birthmark.trainer.run import pretrain
 
 FEW = ["--n_sequences=5", "--batch_size=2", "--to=4x"]
 
 
 @pytest.fixture(scope="module")
-def run(tiny, no_page, tmp_path_factory):
+def run(tiny, tmp_path_factory):
     """A run of one step on the task without text."""
-    path = tmp_path_factory.mktemp("runs") / "tiny"
-    with no_page():
-        config = tiny({"trainer.max_steps": 1, "snapshot.enabled": False})
-        pretrain(config, RunDir(path), console=Console(quiet=True))
-    return path
+    config = tiny({"trainer.max_steps": 1, "snapshot.enabled": False})
+    return quiet_runs.run(config, tmp_path_factory.mktemp("runs") / "tiny").path
 
 
 def refused(capsys, *arguments):

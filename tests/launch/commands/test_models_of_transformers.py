@@ -1,7 +1,5 @@
 """Models of ``transformers`` that our decoder cannot be, by the commands; their own code, and their damaged files."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

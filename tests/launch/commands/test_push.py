@@ -1,15 +1,10 @@
 """An export to a hub on this machine that speaks the hub's upload API."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,12 +15,12 @@ TOKEN = "hf_" + "s" * 34
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def hub(monkeypatch):
     """The hub: questions asked of it, files that came in commits, and a status to answer commits with."""
     found = SimpleNamespace(asked=[], files={}, made=[], status=200)
 
     class Handler(BaseHTTPRequestHandler):
-        def answer(self, content: Any, status: int = 200) -> None:
+        def answer(self, content, status=200):
             body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -33,11 +28,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             self.end_headers()
             self.wfile.write(body)
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             found.asked.append((self.command, self.path, self.headers.get("Authorization")))
             self.answer({"type": "user", "name": "me", "orgs": []} if "whoami" in self.path else {"siblings": []})
 
-        def do_POST(self) -> None:
+        def do_POST(self):
             found.asked.append((self.command, self.path, self.headers.get("Authorization")))
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             where = f"http://127.0.0.1:{self.server.server_address[1]}/me/model"
@@ -57,7 +52,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             else:
                 self.answer({"errors": [], "warnings": []})
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, format, *args):
             """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -72,9 +67,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     server.server_close()
 
 
-def test_an_export_goes_to_the_hub_with_its_card_and_without_a_token(
-    hub: SimpleNamespace, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_export_goes_to_the_hub_with_its_card_and_without_a_token(hub, tmp_path, capfd, caplog):
     out = tmp_path / "out"
     assert main(["export", "tiny_demo@0", str(out), "--push", "me/model"]) == 0
     assert hub.files == {
@@ -93,9 +86,7 @@ def test_an_export_goes_to_the_hub_with_its_card_and_without_a_token(
 
 
 @pytest.mark.parametrize(("status", "code", "line"), [(403, 2, "refuses your token (403)"), (422, 1, "answers 422")])
-def test_a_hub_that_refuses_is_one_line(
-    status: int, code: int, line: str, hub: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hub_that_refuses_is_one_line(status, code, line, hub, tmp_path, capsys):
     (tmp_path / "README.md").write_text("a card")
     hub.status = status
     with pytest.raises(Exception, match=r"^--push me/model: the hub ") as error:
@@ -108,18 +99,14 @@ def test_a_hub_that_refuses_is_one_line(
 
 
 @pytest.mark.parametrize(("name", "line"), [("model", "names no owner"), ("a/b/c", "give ORG/NAME")])
-def test_a_wrong_name_is_said_before_anything_is_written(
-    name: str, line: str, hub: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_name_is_said_before_anything_is_written(name, line, hub, tmp_path, capsys):
     assert main(["export", "tiny_demo@0", str(tmp_path / "out"), "--push", name]) == 2
     assert line in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert hub.asked == []
 
 
-def test_without_a_login(
-    hub: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_login(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
     assert main(["export", "tiny_demo@0", str(tmp_path / "out"), "--push", "me/model"]) == 2

@@ -1,7 +1,5 @@
 """`birthmark quantise`: what it prints and draws, and each wrong request as one line."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,7 +1,5 @@
 """`birthmark snapshot`: every kind of model, measured by one command."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -10,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import quiet_runs
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 import birthmark
-from birthmark.callbacks.config import LogConfig
-from birthmark.data.config import DataConfig
 from birthmark.data.probes import passage_probe, random_probe
 from birthmark.launch.cli import main
 from birthmark.measure.config import SnapshotConfig
@@ -27,8 +24,6 @@ from birthmark.models.by_block import Streaming
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, save_pretrained
 from birthmark.trainer.by_name.loaded_model import UNKNOWN_STEP, load_named, measure_loaded, open_by_block
-from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
-from birthmark.trainer.run import pretrain
 
 transformers.logging.disable_progress_bar()
 
@@ -40,24 +35,11 @@ SHAPE = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tiny, tmp_path_factory):
     """A tiny run with a checkpoint after 2 and after 4 steps, on the task without text."""
-    path = tmp_path_factory.mktemp("runs") / "tiny"
-    config = RunConfig(
-        name="tiny",
-        init_seed=3,
-        run_dir=str(path),
-        model=ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12),
-        data=DataConfig(path="backcopy"),
-        optim=OptimConfig(lr=0.01, warmup_steps=2),
-        trainer=TrainerConfig(
-            max_steps=4, micro_batch_size=4, global_batch_size=4, checkpoint_every=2, val_sequences=4, device="cpu"
-        ),
-        snapshot=SnapshotConfig(n_sequences=6, seq_len=8, n_strangers=1),
-        log=LogConfig(wandb="off"),
-    )
-    pretrain(config, RunDir(path))
-    return RunDir(path)
+    snapshot = SnapshotConfig(n_sequences=6, seq_len=8, n_strangers=1)
+    config = tiny({"trainer.max_steps": 4, "snapshot": snapshot})
+    return quiet_runs.run(config, tmp_path_factory.mktemp("runs") / "tiny")
 
 
 def printed(capsys, *arguments):

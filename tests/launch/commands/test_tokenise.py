@@ -1,11 +1,8 @@
 """Shards made beforehand are those that a run makes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -16,7 +13,7 @@ from birthmark.trainer.config_file import read_config
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     for name, n in (("a", 40), ("b", 12)):
         (tmp_path / name).mkdir()
         for i in range(n):
@@ -31,13 +28,11 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "run.yaml"
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_run_finds_what_it_would_have_made(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_run_finds_what_it_would_have_made(config, tmp_path, capsys):
     assert main(["tokenise", str(config), "--workers", "2", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 3
@@ -55,7 +50,7 @@ def test_the_run_finds_what_it_would_have_made(
     assert "nothing was to do" in capsys.readouterr().out
 
 
-def test_text_is_tokenised_without_loading_a_framework(config: Path) -> None:
+def test_text_is_tokenised_without_loading_a_framework(config):
     code = (
         f"import sys; from birthmark.launch.cli import main; main(['tokenise', {str(config)!r}]); print(*sys.modules)"
     )
@@ -72,23 +67,21 @@ def test_text_is_tokenised_without_loading_a_framework(config: Path) -> None:
         (["--out", ""], "data.cache_dir: empty"),
     ],
 )
-def test_what_cannot_be_is_one_line(
-    config: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
-) -> None:
+def test_what_cannot_be_is_one_line(config, capsys, more, message):
     assert main(["tokenise", str(config), *more]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_samples_that_are_computed_have_no_text(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_that_are_computed_have_no_text(config, capsys):
     content = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump(content | {"data": {"path": "backcopy"}}))
     assert main(["tokenise", str(config)]) == 2
     assert "data.path: backcopy has no text to tokenise" in capsys.readouterr().err
 
 
-def test_a_stream_is_tokenised_by_the_run(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stream_is_tokenised_by_the_run(config, tmp_path, capsys):
     content = yaml.safe_load(config.read_text())
     (tmp_path / "tokenizer.json").write_text("{}")
     data = {"path": "hf:a", "stream": True, "tokenizer": str(tmp_path / "tokenizer.json")}

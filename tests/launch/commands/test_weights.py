@@ -1,7 +1,5 @@
 """What a run's weights become: text, a folder of transformers, and the start of another run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -24,25 +22,7 @@ from birthmark.models.exchange.pretrained import load_pretrained
 from birthmark.trainer.checkpoints.folder_io import find_checkpoint, load_model
 from birthmark.trainer.config_file import read_config
 
-WORDS = [
-    "the",
-    "seed",
-    "decides",
-    "which",
-    "token",
-    "a",
-    "newborn",
-    "model",
-    "likes",
-    "and",
-    "no",
-    "corpus",
-    "ever",
-    "asks",
-    "why",
-    "it",
-    "does",
-]
+WORDS = "the seed decides which token a newborn model likes and no corpus ever asks why it does"
 
 
 def config_file(folder, **model):
@@ -50,7 +30,7 @@ def config_file(folder, **model):
     folder.mkdir(exist_ok=True)
     corpus = folder / "corpus.txt"
     rng = np.random.default_rng(0)
-    corpus.write_text("\n\n".join(" ".join(rng.choice(WORDS, 12)) + "." for _ in range(400)))
+    corpus.write_text("\n\n".join(" ".join(rng.choice(WORDS.split(), 12)) + "." for _ in range(400)))
     content = {
         "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"}
         | model,
@@ -265,28 +245,9 @@ def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path
     assert "the certificate says" in capsys.readouterr().err
 
 
-def test_a_model_that_the_source_is_not_is_refused_by_field(trained, tmp_path, capsys):
-    assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
-    capsys.readouterr()
-    for field, value in (("d_model", "32"), ("attention.aggregation", "headnorm"), ("mlp", "geglu")):
-        assert main(["pretrain", "--init_from", str(tmp_path / "theirs"), f"--model.{field}={value}"]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        assert f"model.{field} is {value}, but --init_from" in error
-
-
-def test_text_without_the_sources_tokenizer_is_refused(trained, tmp_path, capsys):
-    assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
-    (tmp_path / "theirs" / "tokenizer.json").unlink()
-    corpus = read_config(trained.config).data.path
-    assert main(["pretrain", "--init_from", str(tmp_path / "theirs"), "--data.path", corpus]) == 2
-    assert "has no tokenizer.json" in capsys.readouterr().err
-
-
 def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys):
     (tmp_path / "taken").mkdir()
     for arguments, printed in (
-        (["sample", str(tmp_path)], "neither a run"),
         (["sample", str(trained.path), "--step", "7"], "has no checkpoint of step 7; there are: 20, 40"),
         (["sample", str(trained.path), "--temperature=-1"], "--temperature"),
         (["sample", str(trained.path), "--max_tokens", "0"], "--max_tokens"),
@@ -295,10 +256,6 @@ def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys
         (
             ["export", str(trained.path), str(tmp_path / "new"), "--step", "7"],
             "no checkpoint of step 7; there are: 20, 40",
-        ),
-        (
-            ["export", f"{trained.config}@1", str(tmp_path / "new"), "--step", "7"],
-            "is no run's folder; leave --step out",
         ),
         (["export", str(tmp_path), str(tmp_path / "new")], "neither a run, RUN@STEP, a checkpoint nor CONFIG@SEED"),
     ):
@@ -324,28 +281,6 @@ def test_an_arm_that_transformers_lacks_leaves_with_its_code_moments_and_all(tmp
     assert found.keys() == trained.keys()
     assert "blocks.0.attn.aggregate.rho.square_H" in found
     assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
-
-
-def test_a_run_of_no_text_has_no_prompt(tmp_path, capsys, no_page):
-    flags = ["--data.path=backcopy", "--model.vocab_size=64", "--model.d_model=16", "--model.n_heads=2"]
-    flags += ["--model.n_layers=1", "--model.max_seq_len=16", "--snapshot.enabled=false", "--trainer.max_steps=1"]
-    flags += ["--trainer.checkpoint_every=1", "--log.wandb=off", f"--run_dir={tmp_path / 'run'}"]
-    with no_page():
-        assert main(["pretrain", *flags]) == 0
-    capsys.readouterr()
-    assert main(["sample", str(tmp_path / "run"), "--prompt", "a"]) == 2
-    assert "has no tokenizer to read a prompt with" in capsys.readouterr().err
-
-
-def test_a_damaged_checkpoint_is_told(trained, tmp_path, capsys):
-    import shutil
-
-    shutil.copytree(trained.path, tmp_path / "run")
-    file = RunDir(tmp_path / "run").checkpoint(40) / "tensors.safetensors"
-    file.write_bytes(file.read_bytes()[:-5])
-    for arguments in (["sample", str(tmp_path / "run"), "--prompt", "a"], ["export", str(tmp_path / "run"), "out"]):
-        assert main(arguments) == 1
-        assert str(file) in capsys.readouterr().err
 
 
 def test_the_command_writes_text_in_a_process_of_its_own(trained, python):
