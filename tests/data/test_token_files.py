@@ -200,9 +200,7 @@ def test_documents_stay_whole(name, config, tmp_path):
 
 
 @pytest.mark.parametrize("name", [*RAW, *WITH_DOCUMENTS, "MDS"])
-def test_a_store_gives_the_tokens_of_the_disk(
-    name: str, config: Callable[..., DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_gives_the_tokens_of_the_disk(name, config, tmp_path, monkeypatch):
     """In blocks of 64 bytes, so that each format's files take many."""
     monkeypatch.setattr(stored_tokens, "BLOCK_BYTES", 64)
     if name == "MDS":
