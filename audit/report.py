@@ -16,6 +16,7 @@ from ..report.charts.chart_page import Block, Fold, Panels, Prose, render_page
 from ..report.charts.specs import CurvePanel, MatrixPanel, PageRun, Series
 from ..report.csv_files import check_data_folder, data_folder, write_csv_files
 from ..report.table import Cell, Column, Table
+from ..report.terminal import say
 from ..report.text import shorten
 from .audit import Audit
 from .checkpoint import Judged, listed
@@ -88,13 +89,13 @@ def as_json(found: Audit) -> dict[str, Any]:
 
 def print_audit(found: Audit, console: Console) -> None:
     """Print the sentence, a row for each checkpoint, and the faults below."""
-    console.print(sentence(found), highlight=False, soft_wrap=True, markup=False)
+    say(console, sentence(found))
     _checkpoints(found).without("evidence").print(console)
     for line in notes_of_suite(found):
-        console.print(f"note: {line}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"note: {line}")
     for one in found.judged:
         for text in (*(finding.what for finding in one.findings), *(f"note: {note}" for note in one.notes)):
-            console.print(f"{one.name}: {text}", highlight=False, soft_wrap=True, markup=False)
+            say(console, f"{one.name}: {text}")
 
 
 def _checkpoints(found: Audit) -> Table:

@@ -14,6 +14,7 @@ from ..models.config import ModelConfig
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.parameter_shapes import n_idle, parameter_shapes
 from ..report.table import Cell, Column, Table
+from ..report.terminal import say
 from ..trainer.throughput import flops_per_token
 
 #: Bytes per parameter of a training run in float32 or bf16-mixed: weights, gradients and two AdamW moments in float32.
@@ -70,14 +71,14 @@ def print_description(description: dict[str, Any], console: Console) -> None:
     rows.append([Cell("all", look="bold"), Cell(n_params, look="bold"), ""])
     Table(columns, rows).print(console, ruled=False)
     if description.get("n_active", description["n_params"]) != description["n_params"]:
-        console.print(f"parameters per token      {description['n_active']:,}", highlight=False)
+        say(console, f"parameters per token      {description['n_active']:,}")
     memory = ", ".join(f"{part} {size / 2**30:.2f} GiB" for part, size in description["memory"].items())
     if "flops_per_token" in description:
-        console.print(f"training FLOPs per token  {description['flops_per_token']:.4g}", highlight=False)
-    console.print(f"training memory           {memory}, and activations", highlight=False, soft_wrap=True)
+        say(console, f"training FLOPs per token  {description['flops_per_token']:.4g}")
+    say(console, f"training memory           {memory}, and activations")
     if "kv_cache" in description:
-        console.print(f"KV cache                  {description['kv_cache']:,} bytes per token in bf16", highlight=False)
-        console.print(f"attention kernel          {description['kernel']}", highlight=False, soft_wrap=True)
+        say(console, f"KV cache                  {description['kv_cache']:,} bytes per token in bf16")
+        say(console, f"attention kernel          {description['kernel']}")
     if description.get("stored_kinds"):
         stored = kinds_in_words(description["stored_kinds"])
-        console.print(f"weights are stored as     {stored}", highlight=False, soft_wrap=True)
+        say(console, f"weights are stored as     {stored}")

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ..measure.passes import sequences_of_pass
 from ..report.table import Cell, Column, Table
+from ..report.terminal import say
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.gpu_specs import GPUS
 from ..trainer.strategies.table import STRATEGIES
@@ -143,18 +144,17 @@ def print_memory(plan: Plan, cluster: Cluster, console: Console) -> None:
     ]
     peak = [Cell("peak", look="bold"), Cell(plan.peak / 1e9, look="bold"), f"in {_WORDS[plan.phase]}"]
     columns = [Column("one process", "text"), Column("GB", format=".2f"), Column("", "text")]
-    console.print(
+    say(
+        console,
         f"{plan.strategy}{f' ÷ {plan.context_parallel}' if plan.context_parallel > 1 else ''}, micro-batch "
         f"{plan.micro_batch_size}, {plan.accumulate} {batches} a step, activation "
         f"checkpointing {plan.activation_checkpointing}",
-        highlight=False,
-        soft_wrap=True,
     )
     Table(columns, [*rows, peak]).print(console, ruled=False)
     verdict = "fits" if plan.fits else "does not fit"
-    console.print(f"[bold]{verdict}: {_gb(cluster.memory)} GB are for tensors", highlight=False)
+    say(console, f"{verdict}: {_gb(cluster.memory)} GB are for tensors", style="bold")
     if plan.host_per_node:
-        console.print(f"offloaded, on each machine  {_gb(plan.host_per_node)} GB (estimated)", highlight=False)
+        say(console, f"offloaded, on each machine  {_gb(plan.host_per_node)} GB (estimated)")
 
 
 def print_work(
@@ -188,7 +188,7 @@ def print_work(
             f"{budget.days:,.1f} days, {budget.gpu_hours:,.0f} GPU hours, {budget.cost:,.0f} at {price:g} an hour",
         ]
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def print_upkeep(upkeep: Upkeep, console: Console) -> None:
@@ -203,7 +203,7 @@ def print_upkeep(upkeep: Upkeep, console: Console) -> None:
     if upkeep.snapshot_memory is not None:
         lines.append(f"a snapshot       {_gb(upkeep.snapshot_memory)} GB of one process{taking}, between steps")
     for line in lines:
-        console.print(f"{line} (estimated)", highlight=False, soft_wrap=True)
+        say(console, f"{line} (estimated)")
 
 
 def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
@@ -226,17 +226,16 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
             mark,
         ]
         rows.append([Cell(cell, look=look) for cell in cells])
-    console.print(
+    say(
+        console,
         f"\nAlternatives, each with the largest micro-batch that leaves {100 * MARGIN:g} % of that memory free:",
-        highlight=False,
-        soft_wrap=True,
     )
     columns = [Column("strategy", "name"), Column("checkpointing", "name"), Column("micro-batch")]
     columns += [Column("peak GB", format=".2f"), Column("computing"), Column("sending"), Column("a step")]
     Table([*columns, Column("", "text")], rows).print(console)
     if any(plan.replicas > 1 for plan in plans):
-        console.print("strategy × N: trainer.replicas N, groups that each hold the whole model", highlight=False)
+        say(console, "strategy × N: trainer.replicas N, groups that each hold the whole model")
     if any(plan.context_parallel > 1 for plan in plans):
-        console.print("strategy ÷ C: trainer.context_parallel C, processes that divide every sequence", highlight=False)
+        say(console, "strategy ÷ C: trainer.context_parallel C, processes that divide every sequence")
     if chosen is None:
-        console.print("none fits: more GPUs, larger ones, or offloading (docs/cluster.md)", highlight=False)
+        say(console, "none fits: more GPUs, larger ones, or offloading (docs/cluster.md)")

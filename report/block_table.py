@@ -14,6 +14,7 @@ from ..models.exchange.gguf_header import kinds_in_words
 from .run_history import PROBES
 from .table import Column as TableColumn
 from .table import Table
+from .terminal import say
 from .text import format_value
 from .verdicts import printed, snapshot_verdicts
 
@@ -67,9 +68,9 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     _table(snapshot).print(console, all_columns="--json prints every column")
     console.print()
     for place in snapshot.summary.get("unseen", ()):
-        console.print(f"not seen: {place}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"not seen: {place}")
     for reason in snapshot.summary.get("not_measured", ()):
-        console.print(f"not measured: {reason}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"not measured: {reason}")
     grid = Grid.grid(padding=(0, 2))
     scalars = [(name, format_value(value, ".4g")) for name, value in snapshot.bias.items()]
     text = snapshot.summary.get("bias_text", {})
@@ -83,16 +84,15 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
         grid.add_row(*(part for pair in scalars[start : start + columns] for part in pair))
     console.print(grid)
     tokens = "  ".join(token["text"] for token in snapshot.summary["top_tokens"][:10])
-    console.print(f"\nfavourite tokens: {tokens}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"\nfavourite tokens: {tokens}")
     drawn = f" from {probe['n_tokens']:,}" if "n_tokens" in probe else ""
     on_text = f", {snapshot.summary.get('probe_text', probe)['n_sequences']} of text" if text else ""
     if stored := snapshot.summary.get("stored_kinds"):
-        console.print(f"weights stored as {kinds_in_words(stored)}", highlight=False, markup=False, soft_wrap=True)
-    console.print(
+        say(console, f"weights stored as {kinds_in_words(stored)}")
+    say(
+        console,
         f"{probe['n_sequences']} sequences of {probe['seq_len']} random tokens{drawn}{on_text}, {probe['dtype']}, "
         f"{snapshot.summary['seconds']:.1f} s",
-        highlight=False,
-        soft_wrap=True,
     )
 
 

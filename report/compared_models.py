@@ -11,7 +11,6 @@ import numpy as np
 from rich.console import Console
 
 from ..files import atomic_path, strict, write_json, write_text
-from ..findings.numbers import in_ascii
 from ..measure.model_pairs import AllPairs, Compared, Line
 from .charts.specs import CurvePanel, MatrixPanel, Series
 from .csv_files import LabelledArray, to_csv
@@ -20,6 +19,7 @@ from .pictures.panels import evenly_spaced
 from .pictures.saving import save_png
 from .pictures.several_models import draw_layer_matrices
 from .table import Column, Table
+from .terminal import say
 from .text import format_value, without_shared_folder
 
 #: KL in nats per token up to which two models predict alike: float32's rounding.
@@ -79,9 +79,9 @@ def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console:
     """Print a row for each pair of models, and for each step."""
     kind = "tokens of text" if probe["kind"] == "text" else "random tokens"
     title = f"{probe['n_sequences']} sequences of {probe['seq_len']} {kind}; KL in nats per token, ± standard error"
-    console.print(title, highlight=False, soft_wrap=True, markup=False)
+    say(console, title)
     if sentence := compared_sentence(found[-1]):
-        console.print(in_ascii(sentence) if console.options.ascii_only else sentence, highlight=False, markup=False)
+        say(console, sentence, wrapped=True)
     steps, lines = any(one.step is not None for one in found), any(one.lines for one in found)
     losses = any(one.pairs.loss_AT is not None for one in found)
     columns = [*([Column("step")] * steps), Column("A", "name"), Column("B", "name")]

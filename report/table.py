@@ -23,6 +23,7 @@ from rich.text import Text
 
 from ..files import csv_text
 from ..findings.numbers import in_ascii
+from .terminal import say
 from .text import MISSING, format_value, one_line, shorten, shorten_middle
 
 Kind = Literal["name", "text", "prose", "token", "number"]
@@ -184,12 +185,12 @@ class Table:
         forms = [self, *(narrower or self._narrower())]
         shown = next((form for form in forms if _width(form._widths(console)) <= console.width), forms[-1])
         if title:
-            console.print(title, highlight=False, soft_wrap=True, markup=False)
+            say(console, title)
         shown._print(console, ruled=ruled)
         left_out = ["controls"] if _has_beside(self) and not _has_beside(shown) else []
         left_out += [column.line for column in self.columns if column.key not in {c.key for c in shown.columns}]
         if left_out:
-            console.print(f"no room for {', '.join(left_out)}: {all_columns}", highlight=False, markup=False)
+            say(console, f"no room for {', '.join(left_out)}: {all_columns}", wrapped=True)
 
     def _narrower(self) -> list[Table]:
         forms = [self]
@@ -259,7 +260,7 @@ class Table:
             console.print(self._part(headings, cells, part, ruled=ruled))
         for name, cut in short.items():
             if cut != name:
-                console.print(f"{cut}  {name}", highlight=False, soft_wrap=True, markup=False)
+                say(console, f"{cut}  {name}")
 
     def _part(
         self, headings: Sequence[Text], rows: Sequence[Sequence[Text]], shown: Sequence[int], *, ruled: bool

@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from ..errors import UsageError
 from ..files import user_path
+from ..findings.numbers import in_ascii
 from ..pace import Pace, duration
 
 Kind = Literal["page", "picture"]
@@ -22,6 +23,12 @@ Kind = Literal["page", "picture"]
 def print_json(value: Any) -> None:
     """Print the whole answer of a command as JSON, for ``--json``."""
     print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+
+
+def say(console: Console, text: str, *, style: str = "", wrapped: bool = False) -> None:
+    """Print a text as it is, without markup, in ASCII on a console that has no more; ``wrapped`` at its width."""
+    written = in_ascii(text) if console.options.ascii_only else text
+    console.print(written, style=style or None, highlight=False, markup=False, soft_wrap=not wrapped)
 
 
 def print_written(what: str, path: Path) -> None:

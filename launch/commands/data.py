@@ -98,6 +98,7 @@ def _list_sets(as_json: bool) -> int:
 
 def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]], console: Console) -> None:
     from ...report.table import Column, Table
+    from ...report.terminal import say
 
     columns = (
         Column("source", "name"),
@@ -111,18 +112,19 @@ def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]],
     Table.of(columns, [facts | {"source": facts["name"] or facts["kind"]} for facts in sources]).print(console)
     for change in changes:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in change["shares"].items() if share)
-        console.print(f"from step {change['step']:,} on: {shares}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"from step {change['step']:,} on: {shares}")
 
 
 def _print_sample(sample: dict[str, Any], console: Console) -> None:
     from ...data.preview import BORDER
+    from ...report.terminal import say
 
     place = f"sample {sample['sample']:,}  {sample['source']} {sample['number']:,}"
     if sample["epoch"] is not None:
         place += f"  epoch {sample['epoch'] + 1:,}"
     if borders := sample["borders"]:
         place += f"  documents end at {', '.join(map(str, borders))}"
-    console.print(f"\n{place}", style="bold", highlight=False, soft_wrap=True, markup=False)
+    say(console, f"\n{place}", style="bold")
     # The text on both sides of every border is seen.
     pieces = sample["text"].split(BORDER)
     size = max(_CHARS // len(pieces), _DOCUMENT_CHARS)
@@ -130,4 +132,4 @@ def _print_sample(sample: dict[str, Any], console: Console) -> None:
         piece if len(piece) <= size else f"{piece[: size // 2]} … {piece[-size // 2 :]}" for piece in pieces
     )
     # Control characters, which a terminal would obey, are replaced.
-    console.print("".join(c if c.isprintable() or c in "\n\t" else "�" for c in shown), highlight=False, markup=False)
+    say(console, "".join(c if c.isprintable() or c in "\n\t" else "�" for c in shown), wrapped=True)

@@ -57,6 +57,7 @@ def run(options: Namespace) -> int:
 
     from ...api.run import run_training
     from ...callbacks.stop import stopped_already
+    from ...report.terminal import say
     from .pretrain import show_end
 
     # Tensors this small gain nothing from a second thread, which waits for the first where others use the cores too.
@@ -68,12 +69,7 @@ def run(options: Namespace) -> int:
     if outcome.stopped_by is None:
         page = RunDir(folder).report.absolute().as_uri()
         twin = folder.with_name(f"{folder.name}-headnorm")
-        console.print(
-            _AFTER.format(run=folder, page=page, config=_CONFIG, twin=twin),
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
-        )
+        say(console, _AFTER.format(run=folder, page=page, config=_CONFIG, twin=twin))
     return 0
 
 

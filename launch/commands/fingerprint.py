@@ -17,8 +17,8 @@ from ..options import MODEL_NAMES, add_json, add_strangers, add_stream, add_trus
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ...study.lineage.comparison import Comparison, ModelPair
-    from ...trainer.by_name.model_names import AnySource, ModelSource
+    from ...study.lineage.comparison import Comparison
+    from ...trainer.by_name.model_names import ModelSource
 
 SUMMARY = "Show which models share a birth (docs/lineage.md)."
 
@@ -127,7 +127,9 @@ def run(options: Namespace) -> int:
         write_kinship_page(out, names, compared, answer, test)
         print_written("page", out)
     elif out is not None:
-        _draw_matrix(sources, compared.pairs, test, out)
+        from ...report.pictures.several_models import draw_matrix
+
+        _save(draw_matrix(names, [(p.a, p.b, p.fingerprint) for p in compared.pairs], test), out)
     if options.json:
         given = options.models
         print_json(
@@ -143,20 +145,6 @@ def run(options: Namespace) -> int:
     else:
         print_pairs(sources, compared, answer, test, Console())
     return 0
-
-
-def _draw_matrix(sources: list[AnySource], pairs: list[ModelPair], title: str, out: Path) -> None:
-    import numpy as np
-
-    from ...report.pictures.several_models import draw_matrix
-    from ...study.lineage.answer import short_names
-
-    n = len(sources)
-    z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
-    for pair in pairs:
-        for place in ((pair.a, pair.b), (pair.b, pair.a)):
-            z_MM[place], verdicts_MM[place] = pair.fingerprint.z, pair.fingerprint.verdict
-    _save(draw_matrix(short_names(sources), z_MM, verdicts_MM, title), out)
 
 
 def _save(figure: Figure, out: Path) -> None:

@@ -201,23 +201,20 @@ def _as_json(found: Intervened, about: dict[str, Any]) -> dict[str, Any]:
 def _print(found: Intervened, model: str, probe: str, console: Console) -> None:
     """Print a sentence, a row for every dose, and a row for every block at the strongest one; all fit 80 columns."""
     from ...findings.interventions import dose_in_words, intervention_in_words, intervention_sentence, strongest_pass
-    from ...findings.numbers import in_ascii
+    from ...report.terminal import say
 
-    def say(text: str) -> None:
-        console.print(in_ascii(text) if console.options.ascii_only else text, highlight=False, markup=False)
-
-    say(f"{model}: {intervention_in_words(found.what)}")
-    say(f"{intervention_sentence(found)}\n")
+    say(console, f"{model}: {intervention_in_words(found.what)}", wrapped=True)
+    say(console, f"{intervention_sentence(found)}\n", wrapped=True)
     _by_dose(found).print(console)
     number = strongest_pass(found)
     for i, key in enumerate(found.keys):
         _by_block(found, number, i).print(console)
         changed = dose_in_words(found, number)
-        say(
-            f"block: * is changed; key {key}: attention of later queries to it, mean over heads, left alone → {changed}"
-        )
-        say(f"uniform attention gives {found.uniform[i]:.3f}; norm and largest channel are of the state at {key}\n")
-    say(f"{found.n_sequences} × {found.seq_len} tokens of probe {probe}")
+        attended = f"key {key}: attention of later queries to it, mean over heads, left alone → {changed}"
+        say(console, f"block: * is changed; {attended}", wrapped=True)
+        uniform = f"uniform attention gives {found.uniform[i]:.3f}"
+        say(console, f"{uniform}; norm and largest channel are of the state at {key}\n", wrapped=True)
+    say(console, f"{found.n_sequences} × {found.seq_len} tokens of probe {probe}", wrapped=True)
 
 
 def _mean(x: np.ndarray) -> float:

@@ -190,6 +190,7 @@ def _as_json(result: LengthResult) -> dict[str, Any]:
 
 def _print(found: list[LengthResult], console: Console) -> None:
     from ...report.table import Column, Table
+    from ...report.terminal import say
 
     for result in found:
         window = "" if result.window is None else f", window {result.window}"
@@ -202,9 +203,8 @@ def _print(found: list[LengthResult], console: Console) -> None:
         columns = [Column("evicted", "name"), *ranges, Column("cost")]
         Table(columns, rows).print(console, title=f"{result.model}: prefix {result.prefix}{window}")
         console.print()
-    console.print(
+    say(
+        console,
         "mean loss in nats by range of positions; cost: what it is higher by behind the prefix than where every key "
         "stays, ± standard error over sequences",
-        highlight=False,
-        soft_wrap=True,
     )

@@ -90,7 +90,7 @@ def run(options: Namespace) -> int:
     from ...plan.cluster import Cluster
     from ...plan.planner import Planner, best, budget
     from ...plan.table import print_alternatives, print_memory, print_upkeep, print_work, upkeep
-    from ...report.terminal import bar, print_json
+    from ...report.terminal import bar, print_json, say
 
     for name in ("tokens", "price"):
         if options[name] is not None and not options[name] >= 0:
@@ -144,16 +144,16 @@ def run(options: Namespace) -> int:
     where = f"{cluster.n_gpus} × {cluster.gpu}" + (" (processes on this machine)" if cluster.gpu == "cpu" else "")
     active = f" ({planner.n_active:,} per token)" if planner.n_active != planner.n_params else ""
     title = f"[bold]{escape(options.config)}[/bold]  {planner.n_params:,} parameters{active} on {where}"
-    console.print(title, highlight=False, soft_wrap=True)
+    say(console, title)
     if plan is None:
-        console.print(f"as it is, impossible: {impossible}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"as it is, impossible: {impossible}")
     else:
         print_memory(plan, cluster, console)
         print_work(plan, config, cluster, whole_run, options.price, console)
         if beside is not None:
             print_upkeep(beside, console)
         if config.trainer.compile != "no":
-            console.print("planned as without trainer.compile, which takes less memory", highlight=False)
+            say(console, "planned as without trainer.compile, which takes less memory")
     if others:
         print_alternatives(others, console)
     return 0

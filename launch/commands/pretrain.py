@@ -130,18 +130,17 @@ def _is_repeated(config: RunConfig, run: RunDir) -> bool:
 def show_end(config: RunConfig, run: RunDir, outcome: Outcome, console: Console) -> None:
     """Show the results at a run's end: the table of its snapshots, and where its report is."""
     from ...report.snapshot_table import print_table
+    from ...report.terminal import say
 
     if config.snapshot.enabled:
         print_table(run, console)
     if outcome.report is not None:
-        console.print(f"report: {outcome.report}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"report: {outcome.report}")
     if outcome.stopped_by:
-        console.print(
+        say(
+            console,
             f"stopped by {outcome.stopped_by} at step {outcome.step} of {config.trainer.max_steps}; "
             f"go on with: birthmark pretrain --resume {run.path}",
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
         )
 
 

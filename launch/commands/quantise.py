@@ -89,6 +89,7 @@ def run(options: Namespace) -> int:
 
 def _print(found: list[QuantisedCost], model: str, of_text: bool, console: Console) -> None:
     from ...report.table import Column, Table
+    from ...report.terminal import say
 
     columns = (
         Column("bits", "name"),
@@ -102,4 +103,4 @@ def _print(found: list[QuantisedCost], model: str, of_text: bool, console: Conso
     first, *others = map(dataclasses.asdict, found)
     Table.of(columns, [first | {"increase": "", "increase_se": ""}, *others]).print(console, title=model)
     what = "text" if of_text else "random tokens, which cannot show what text would lose: give text, --data PATH"
-    console.print(f"ρ is with p̄ of the first row; loss in nats per token, on {what}", highlight=False, soft_wrap=True)
+    say(console, f"ρ is with p̄ of the first row; loss in nats per token, on {what}")

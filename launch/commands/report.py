@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
     from ...report.run_page import build_report, compared_in_words, summarise
     from ...report.snapshot_page import build_snapshot_page
     from ...report.snapshot_table import print_table
-    from ...report.terminal import out_file, print_json, print_written
+    from ...report.terminal import out_file, print_json, print_written, say
     from ...trainer.by_name.names import whole_run
 
     if options.watch:
@@ -71,10 +71,10 @@ def run(options: Namespace) -> int:
     console = Console(stderr=True)
     for run, history in zip(runs, histories, strict=True):
         if len(runs) > 1:
-            console.print(f"{run.path}", style="bold", highlight=False, soft_wrap=True, markup=False)
+            say(console, f"{run.path}", style="bold")
         print_table(run, console, history)
     for sentence in compared_in_words(histories):
-        console.print(sentence, highlight=False, markup=False)
+        say(console, sentence, wrapped=True)
     print_written("numbers of its pictures", data_folder(out))
     print(out)
     return 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...metrics.seedprint import Fingerprint
 from ..text import format_value, shorten
 from .axes import add_colour_bar, turned_names, whole_ticks
 from .panels import MAX_PANELS
@@ -94,21 +95,23 @@ def clustered(z_MM: np.ndarray) -> np.ndarray:
 
 
 @in_figure_style
-def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray, title: str) -> Figure:
+def draw_matrix(names: Sequence[str], tests: Iterable[tuple[int, int, Fingerprint]], title: str) -> Figure:
     """Draw every pair of models, clustered: z in numbers if there is room, kin in bold; a dash is an undefined test.
 
     Colour begins at z 3, so that strangers stay pale, and grows with the logarithm.
 
     Args:
         names: names of the models.
-        z_MM: z, symmetric; the diagonal is not read.
-        verdicts_MM: verdicts in words, symmetric.
+        tests: indices of two models, and their test.
         title: basis of the numbers.
     """
+    n = len(names)
+    z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
+    for a, b, found in tests:
+        z_MM[[a, b], [b, a]], verdicts_MM[[a, b], [b, a]] = found.z, found.verdict
     order = clustered(z_MM)
     z_MM, verdicts_MM = z_MM[np.ix_(order, order)], verdicts_MM[np.ix_(order, order)]
     labels = [shorten(names[i], 32) for i in order]
-    n = len(names)
     side = max(150, 22 * n)
     figure, axes = new_figure(side + 6 * max(map(len, labels)) + 70, side + 5 * max(map(len, labels)) + 40)
     axes.grid(visible=False)

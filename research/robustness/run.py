@@ -18,7 +18,7 @@ from ...report.pictures.saving import save_both
 from ...report.pictures.several_models import FULL_Z, PALE_Z
 from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, add_legend, in_figure_style, legend_line, new_figure
 from ...report.table import Column, Table
-from ...report.terminal import bar
+from ...report.terminal import bar, say
 from ...report.text import format_value
 from ...study.lineage.answer import FINGERPRINT_COLUMNS, describe_test, fingerprint_cells
 from ...study.lineage.calibration import KinRate
@@ -153,7 +153,7 @@ def print_tables(study: RobustnessStudy, results: Sequence[ChangedTest], console
             [r.change, *map(_short, (r.trained, r.birth, r.strangers, r.second))] for r in change_rates(results, test)
         ]
         Table(columns, rows).print(console, title=f"{test}: called kin, median z")
-        console.print(outcome(results, test), highlight=False, markup=False)
+        say(console, outcome(results, test), wrapped=True)
 
 
 # ---------------------------------------------------------------- the picture

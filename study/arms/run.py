@@ -14,7 +14,7 @@ from rich.console import Console
 from ...errors import RunError, UsageError
 from ...files import read_json
 from ...report.compared_models import as_json, write_folder
-from ...report.terminal import bar
+from ...report.terminal import bar, say
 from ...trainer.by_name.between_named import Comparer
 from ...trainer.by_name.loaded_model import load_named
 from ..runner import Failure, Outputs, end_study, leaves_results, run_as_asked
@@ -65,7 +65,7 @@ def write_comparison(study: ArmStudy, trials: Sequence[Trial], out: Path, consol
     shutil.rmtree(folder, ignore_errors=True)
     write_folder(folder, found, as_json(found, probe), None)
     files = " ".join(sorted(file.name for file in folder.iterdir()))
-    console.print(f"{folder}: {files}", highlight=False, soft_wrap=True, markup=False)
+    say(console, f"{folder}: {files}")
 
 
 # ---------------------------------------------------------------- execution of a study of arms

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from ...files import write_text
-from ...findings.numbers import in_ascii, in_prose, p_in_prose
+from ...findings.numbers import in_prose, p_in_prose
 from ...findings.thresholds import threshold
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
@@ -23,6 +23,7 @@ from ...report.charts.specs import CurvePanel, MatrixPanel, Series
 from ...report.csv_files import check_data_folder, data_folder, write_csv_files
 from ...report.pictures.several_models import FULL_Z, PALE_Z, clustered
 from ...report.table import Cell, Column, Table
+from ...report.terminal import say
 from ...report.text import format_p, shorten, without_shared_folder
 from ...trainer.by_name.model_names import AnySource
 from .calibration import KinRate, NullRates
@@ -186,40 +187,36 @@ def short_names(sources: Sequence[AnySource]) -> list[str]:
     return without_shared_folder([source.name for source in sources])
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(in_ascii(text) if console.options.ascii_only else text, highlight=False, markup=False)
-
-
 def _print_notes(console: Console, found: Iterable[Fingerprint]) -> None:
     """Print reasons and warnings, each once."""
     for note in dict.fromkeys(f"undefined: {f.reason}" for f in found if f.reason):
-        console.print(note, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        say(console, note, style="yellow")
     for note in dict.fromkeys(f"warning: {w}" for f in found for w in f.warnings):
-        console.print(note, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        say(console, note, style="yellow")
 
 
 def print_pairs(
     sources: Sequence[AnySource], compared: ComparedModels, answer: str, title: str, console: Console
 ) -> None:
     """Print the answer, a row per pair, reasons and warnings, and an explanation."""
-    _say(console, f"{answer}\n")
-    _say(console, title)
+    say(console, f"{answer}\n", wrapped=True)
+    say(console, title, wrapped=True)
     names = short_names(sources)
     _table(("A", "B"), [((names[p.a], names[p.b]), p.fingerprint) for p in compared.pairs]).without("p").print(console)
     _print_notes(console, [pair.fingerprint for pair in compared.pairs])
-    _say(console, terms(compared.pairs[0].fingerprint.null))
-    _say(console, CANNOT_TELL)
+    say(console, terms(compared.pairs[0].fingerprint.null), wrapped=True)
+    say(console, CANNOT_TELL, wrapped=True)
 
 
 def print_ranking(
     found: Sequence[tuple[int, Fingerprint]], answer: str, title: str, console: Console, n: int = 10
 ) -> None:
     """Print the answer, and the best seeds."""
-    _say(console, f"{answer}\n")
-    _say(console, title)
+    say(console, f"{answer}\n", wrapped=True)
+    say(console, title, wrapped=True)
     _table(("seed",), [((str(seed),), result) for seed, result in found[:n]]).without("p").print(console)
     _print_notes(console, [result for _, result in found])
-    _say(console, f"{terms(found[0][1].null)} p counts all {len(found)} candidates.")
+    say(console, f"{terms(found[0][1].null)} p counts all {len(found)} candidates.", wrapped=True)
 
 
 def print_rates(found: Sequence[NullRates], title: str, console: Console) -> None:
@@ -229,7 +226,7 @@ def print_rates(found: Sequence[NullRates], title: str, console: Console) -> Non
         rows.append([rates.null, *_rate_cells(rates.strangers), rates.strangers.sd_z, *_rate_cells(rates.kin)])
     columns = [Column("null", "name"), Column("strangers, %"), Column("no test"), Column("sd of z", format=".2f")]
     Table([*columns, Column("kin, %"), Column("no test")], rows).print(console, title=title)
-    console.print("called kin, of those that had a test, with 95 % intervals", highlight=False)
+    say(console, "called kin, of those that had a test, with 95 % intervals")
 
 
 def _rate_cells(rate: KinRate) -> tuple[str, str]:

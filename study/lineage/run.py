@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from ...metrics.seedprint import Fingerprint
 from ...report.charts.chart_page import Block, Fold, Heading, Panels, Prose, render_page
-from ...report.charts.specs import CurvePanel, Look, MatrixPanel, PageRun, Series
+from ...report.charts.specs import CurvePanel, Look, PageRun, Series
 from ...report.pictures.axes import count_formatter
 from ...report.pictures.saving import save_both
 from ...report.pictures.several_models import draw_matrix
@@ -32,7 +33,7 @@ from ..trials import Planned, check_stored
 from .answer import kinship_matrix
 from .comparison import describe_probe
 from .results import PairResult, compare_pairs, markdown, pair_tables, print_summary, summary, tests_by_probe, write_csv
-from .trials import LineageStudy, StudyModel, last_step, lineage_trials, read_lineage_study, study_models
+from .trials import LineageStudy, LineageTrials, StudyModel, last_step, lineage_trials, read_lineage_study, study_models
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,24 +58,19 @@ def draw_lineage(study: LineageStudy, results: Sequence[PairResult], out: Path) 
     """
     drawn = {"figure": over_training(study, results)}
     if results:
-        drawn["matrix"] = _all_models(study, results)
+        test = next(iter(study.tests))
+        title = f"{test}: {describe_probe(study.tests[test].probe)}"
+        drawn["matrix"] = draw_matrix(*_of_all_models(results, test), title)
     return [file for name, figure in drawn.items() for file in save_both(figure, out, name)]
 
 
-def _all_models(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
-    """Draw births, last checkpoints and ends of continued runs under the first test."""
-    test = next(iter(study.tests))
+def _of_all_models(results: Sequence[PairResult], test: str) -> tuple[list[str], list[tuple[int, int, Fingerprint]]]:
+    """Return the names of births, last checkpoints and ends of continued runs, and their tests by index."""
     there = dict.fromkeys(model for result in results for model in (result.a, result.b))
     last = last_step(there)
-    models = [model for model in there if model.step in (0, last) or model.continuation]
-    n = len(models)
-    z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
-    for result in results:
-        if result.a in models and result.b in models:
-            i, j, found = models.index(result.a), models.index(result.b), result.fingerprints[test]
-            z_MM[[i, j], [j, i]], verdicts_MM[[i, j], [j, i]] = found.z, found.verdict
-    title = f"{test}: {describe_probe(study.tests[test].probe)}"
-    return draw_matrix([model.label for model in models], z_MM, verdicts_MM, title)
+    place = {model: i for i, model in enumerate(m for m in there if m.step in (0, last) or m.continuation)}
+    tests = [(place[r.a], place[r.b], r.fingerprints[test]) for r in results if r.a in place and r.b in place]
+    return [model.label for model in place], tests
 
 
 def _age(model: StudyModel, last: int) -> int:
@@ -169,7 +165,8 @@ def lineage_page(study: LineageStudy, results: Sequence[PairResult]) -> str:
     ]
     if results:
         title = f"{first}: {describe_probe(study.tests[first].probe)}"
-        blocks += [Heading("models", "All models", title), Panels([_all_models_panel(results, first)], wide=True)]
+        matrix = kinship_matrix(*_of_all_models(results, first), csv="table.csv")
+        blocks += [Heading("models", "All models", title), Panels([matrix], wide=True)]
     for probe, tests in tests_by_probe(study).items():
         blocks += [Heading("", "Verdicts", describe_probe(probe)), summary(results, tests)]
         for title, table in pair_tables(study, results, tests):
@@ -210,25 +207,20 @@ def _over_training(results: Sequence[PairResult], test: str, seeds: Sequence[int
     return CurvePanel(f"z-{list(results[0].fingerprints).index(test) if results else 0}", test, series, csv="table.csv")
 
 
-def _all_models_panel(results: Sequence[PairResult], test: str) -> MatrixPanel:
-    """Draw births, last checkpoints and ends of continued runs."""
-    there = dict.fromkeys(model for result in results for model in (result.a, result.b))
-    last = last_step(there)
-    models: list[StudyModel] = [m for m in there if m.step in (0, last) or m.continuation]
-    place = {model: i for i, model in enumerate(models)}
-    tests = [(place[r.a], place[r.b], r.fingerprints[test]) for r in results if r.a in place and r.b in place]
-    return kinship_matrix([model.label for model in models], tests, csv="table.csv")
-
-
 # ---------------------------------------------------------------- the run
+
+
+def _plan(request: StudyRequest) -> tuple[Path, LineageTrials]:
+    request.refuse_arms("lineage")
+    study = read_lineage_study(request.file).at(request.scale)
+    out = request.folder(study.name)
+    return out, lineage_trials(study, out, request.overrides_in(out))
 
 
 def plan_lineage(request: StudyRequest) -> Planned:
     """Plan the runs that others continue."""
-    request.refuse_arms("lineage")
-    study = read_lineage_study(request.file).at(request.scale)
-    out = request.folder(study.name)
-    return Planned(study.name, out, lineage_trials(study, out, request.overrides_in(out)).bases)
+    out, trials = _plan(request)
+    return Planned(trials.study.name, out, trials.bases)
 
 
 def run_lineage(request: StudyRequest) -> list[Failure]:
@@ -240,10 +232,7 @@ def run_lineage(request: StudyRequest) -> list[Failure]:
     Raises:
         UsageError: the request, the file or a run is impossible, or a folder holds another run; found before any run.
     """
-    request.refuse_arms("lineage")
-    study = read_lineage_study(request.file).at(request.scale)
-    out = request.folder(study.name)
-    trials = lineage_trials(study, out, request.overrides_in(out))
+    out, trials = _plan(request)
     console = Console()
     failures = run_as_asked(request, out, trials.bases, console)
     if request.trial is not None:
