@@ -239,7 +239,7 @@ def write_json(path: Path, value: Any) -> None:
 
 #: Bytes of the largest file of each kind that is read whole.
 TEXT_BYTES, JSON_BYTES = 1 << 28, 1 << 28
-#: Lists and objects in one another, in any JSON or YAML of ours.
+#: Lists and objects in one another, in any JSON or YAML of this package.
 MOST_NESTED = 50
 
 

@@ -100,8 +100,8 @@ def verify(certificate: Path, checkpoint: str, reveal: Reveal | None) -> Verifie
     """
     statement = read_statement(certificate)
     config = model_of(statement, certificate)
-    weights, theirs = _open(checkpoint, config)
-    digest, other = content_digest(statement), _first_difference(config, theirs)
+    weights, shapes = _open(checkpoint, config)
+    digest, other = content_digest(statement), _first_difference(config, shapes)
     if other:
         return Verified(statement, digest, checkpoint, None, other, [], None)
     content = content_of(tensor_shapes(config), weights)
@@ -130,11 +130,11 @@ def _open(name: str, config: ModelConfig) -> tuple[BlockWeights, Shapes]:
     return source.weights(), dict(parameter_shapes(source.config))
 
 
-def _first_difference(config: ModelConfig, theirs: Shapes) -> str:
+def _first_difference(config: ModelConfig, shapes: Shapes) -> str:
     """Return the first difference between a model's parameters and ``config``; "" without one."""
-    left = set(theirs)
+    left = set(shapes)
     for name, shape in parameter_shapes(config):
-        if (there := theirs.get(name)) != shape:
+        if (there := shapes.get(name)) != shape:
             found = "missing" if there is None else str(list(there))
             return f"{name} is {found}, and {list(shape)} in the certificate's model"
         left.discard(name)
@@ -243,6 +243,6 @@ def _of_reveal(opened: Opened) -> list[str]:
     ]
     if kin.verdict is None:
         return [*found, "descent     unknown: too few tensors to test their weights"]
-    told = "kin of the birth" if kin.verdict else "no sign of the birth"
+    verdict = "kin of the birth" if kin.verdict else "no sign of the birth"
     more = "" if kin.verdict else "; `birthmark fingerprint` compares hidden states, which training turns less"
-    return [*found, f"descent     {told}: the mean cosine of weights is {kin.cosine:.3f}, p {kin.p:.2g}{more}"]
+    return [*found, f"descent     {verdict}: the mean cosine of weights is {kin.cosine:.3f}, p {kin.p:.2g}{more}"]

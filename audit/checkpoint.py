@@ -298,9 +298,9 @@ def _open_run_checkpoint(folder: Path) -> FileWeights:
     for name, stored in CheckpointFolder(folder).tensors.items():
         if not name.startswith(_MODEL):
             continue
-        ours = name.removeprefix(_MODEL)
-        weights.entries[ours] = Entry(NAMES[stored.dtype], stored.shape)
-        weights.parts[ours] = []
+        parameter = name.removeprefix(_MODEL)
+        weights.entries[parameter] = Entry(NAMES[stored.dtype], stored.shape)
+        weights.parts[parameter] = []
         for file, runs in stored.pieces:
             if file not in headers:
                 headers[file] = read_header(folder / file)
@@ -308,7 +308,7 @@ def _open_run_checkpoint(folder: Path) -> FileWeights:
             if name not in entries or entries[name].numel != runs.n:
                 raise RunError(f"{folder / file}: has no {name} of {runs.n} values")
             size = runs.run * stored.dtype.itemsize
-            weights.parts[ours] += [
+            weights.parts[parameter] += [
                 Part(folder / file, begins[name] + i * size, runs.start + i * runs.stride, runs.run)
                 for i in range(runs.n // runs.run)
             ]

@@ -193,9 +193,9 @@ def exact_difference(a: Weights, b: Weights) -> Difference | None:
     n, total, first = 0, 0, ""
     for name, entry in sorted(a.entries.items()):
         total += entry.numel
-        for (start, ours), (_, theirs) in zip(chunks(a, name), chunks(b, name), strict=True):
-            size = ours.element_size()
-            differs = (ours.view(torch.uint8).view(-1, size) != theirs.view(torch.uint8).view(-1, size)).any(1)
+        for (start, of_a), (_, of_b) in zip(chunks(a, name), chunks(b, name), strict=True):
+            size = of_a.element_size()
+            differs = (of_a.view(torch.uint8).view(-1, size) != of_b.view(torch.uint8).view(-1, size)).any(1)
             if bool(differs.any()):
                 if not n:
                     place = start + int(differs.int().argmax())

@@ -21,7 +21,7 @@ from .weights import Entry, describe_json
 _MOST_FIELDS = 4
 #: A mean must be so many times as near as the nearest of the checkpoints that it is of.
 CLOSER = 0.2
-#: Width of the residual stream, as models of ours and of ``transformers`` name it.
+#: Width of the residual stream, as configs of this package and of ``transformers`` name it.
 _WIDTHS = ("d_model", "hidden_size", "n_embd")
 
 
@@ -235,6 +235,6 @@ def _difference(a: Member, b: Member) -> str | None:
     """Find a difference between two checkpoints of equal samples; None without one, or unless they are read whole."""
     if not (a.is_local and b.is_local):
         return None
-    with weights_of(a) as ours, weights_of(b) as theirs:
-        found = None if ours is None or theirs is None else exact_difference(ours, theirs)
+    with weights_of(a) as weights_a, weights_of(b) as weights_b:
+        found = None if weights_a is None or weights_b is None else exact_difference(weights_a, weights_b)
     return None if found is None else f"{found.n_values:,} of {found.n_all:,} values (first {found.first})"

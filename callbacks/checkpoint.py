@@ -103,7 +103,7 @@ class Checkpoint(MilestoneCallback):
         try:
             for left in folder.glob(".step-*.deleted"):
                 shutil.rmtree(left, ignore_errors=True)
-            # Another name, as of a copy that a user has put there, is none of ours: it neither counts nor goes.
+            # Another name, such as a copy that a user made, is no checkpoint of the run: it neither counts nor goes.
             there = sorted(filter(is_step, list_folders(folder, "step-*")), key=step_of)
         except OSError as error:
             self.say(f"{folder}: trainer.keep_last cannot look for old checkpoints ({error}); the run goes on")

@@ -22,7 +22,7 @@ class Evaluation(MilestoneCallback):
     Args:
         every: optimizer steps between evaluations.
         evaluate: function from the model to its scores. Collective.
-        told: name of the evaluation in a few words.
+        title: name of the evaluation in a few words.
         share: largest share of training time, 1 for no limit; birth and the end are evaluated in any case.
         step_s: function that returns the seconds of a step, None while unknown.
         say: called with lines about the evaluation, and about a lower frequency.
@@ -32,13 +32,13 @@ class Evaluation(MilestoneCallback):
         self,
         every: int,
         evaluate: Callable[[Decoder], dict[str, float]],
-        told: str,
+        title: str,
         share: float,
         step_s: Callable[[], float | None],
         say: Callable[[str], None],
     ) -> None:
         super().__init__(every)
-        self.evaluate, self.told, self.share, self.step_s, self.say = evaluate, told, share, step_s, say
+        self.evaluate, self.title, self.share, self.step_s, self.say = evaluate, title, share, step_s, say
         self.last: dict[str, float] = {}
         self.nth: int | None = None
         """Interval of the evaluations taken, among those asked for; None until decided."""
@@ -53,13 +53,13 @@ class Evaluation(MilestoneCallback):
         """Evaluate at birth, and report the time."""
         super().on_train_start(trainer, pl_module)
         if self.acted_at == 0:
-            self.say(f"evaluation of {self.told}: {self.seconds:.2g} s at step 0")
+            self.say(f"evaluation of {self.title}: {self.seconds:.2g} s at step 0")
 
     @property
     def figures(self) -> list[str]:
         """The first scores in a few words, for a line."""
-        told = [name for name in self.last if not name.endswith(("_stderr", "/chance"))]
-        return [f"{name.removeprefix('eval/').replace('/', ' ')} {self.last[name]:.3f}" for name in told[:3]]
+        scores = [name for name in self.last if not name.endswith(("_stderr", "/chance"))]
+        return [f"{name.removeprefix('eval/').replace('/', ' ')} {self.last[name]:.3f}" for name in scores[:3]]
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Evaluate if it is due."""

@@ -92,7 +92,7 @@ class TrainingLog(StepCallback):
         peak_flops: the device's peak FLOP/s over all devices, where it is known.
         synchronize: waits until the device has computed what it was given.
         milestones: optimizer steps between milestones.
-        say: told, in a line each, of steps that were skipped and of spikes.
+        say: called with a line for each skipped step and each spike.
         peak_memory: the most memory in GB that was allocated.
         by_source: shares a number of tokens among the sources that gave them; none where there is one corpus.
         more: asks for milestones at further steps.

@@ -299,7 +299,7 @@ def wandb_run(
     stored = {"id": identity.id, "project": config.project}
     if run.wandb.is_file():
         stored |= {name: value for name, value in read_json(run.wandb, _Stored).items() if value and name != "url"}
-    ours: dict[str, Any] = {
+    of_run: dict[str, Any] = {
         **stored,
         "name": identity.name,
         "group": config.group or identity.group,
@@ -308,10 +308,10 @@ def wandb_run(
         "dir": run.path,
         "resume": "allow",
     }
-    theirs: dict[str, Any] = {name: os.environ.get(variable) for name, variable in _VARIABLES.items()}
-    given = ours | {name: value for name, value in theirs.items() if value}
-    if theirs["tags"]:
-        given["tags"] = [tag for tag in theirs["tags"].split(",") if tag]
+    of_environment: dict[str, Any] = {name: os.environ.get(variable) for name, variable in _VARIABLES.items()}
+    given = of_run | {name: value for name, value in of_environment.items() if value}
+    if of_environment["tags"]:
+        given["tags"] = [tag for tag in of_environment["tags"].split(",") if tag]
     try:
         experiment = wandb.init(
             **given,

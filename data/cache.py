@@ -33,7 +33,7 @@ META = "meta.json"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
 _SCRATCH = ".tmp-"
-_SCRATCH_NAME = re.compile(r"([a-z]+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # nothing else is ours to remove
+_SCRATCH_NAME = re.compile(r"([a-z]+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # nothing else may be removed
 
 
 def fingerprint(**parts: Any) -> str:

@@ -431,8 +431,8 @@ class Layout:
         """Return the layout for the config of one source. Documents end at ``data.end_token``, or else at the
         tokenizer's end-of-text token; BOS is the token that the tokenizer puts before texts, or else the same token.
         """
-        theirs, before = (None, []) if tokenizer is None else (tokenizer.end_of_text, tokenizer.before_text)
-        end = theirs if config.end_token is None else config.end_token
+        end_of_text, before = (None, []) if tokenizer is None else (tokenizer.end_of_text, tokenizer.before_text)
+        end = end_of_text if config.end_token is None else config.end_token
         return cls(config.packing, config.bos_at, end, before[-1] if before else end)
 
     @property

@@ -125,10 +125,10 @@ class Store:
                 self._body = b"".join(parts) if self._body is None else self._body
                 return await super().read()
 
-        ours = {"timeout": timeout, "trace_configs": [watched], "response_class": Bounded}
+        limits = {"timeout": timeout, "trace_configs": [watched], "response_class": Bounded}
         # Arguments of a call override fsspec's configuration.
         configured = conf.get("http", {}) | conf.get("https", {})
-        client = configured.get("client_kwargs", {}) | ours
+        client = configured.get("client_kwargs", {}) | limits
         options: dict[str, Any] = {"client_kwargs": client, "skip_instance_cache": True}
         credentials = credentials_of(self.url)
         if credentials.user:

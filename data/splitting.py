@@ -231,7 +231,7 @@ def divide(config: DataConfig, corpora: Mapping[str, Corpus]) -> Divided:
     return Divided(divided, within, record)
 
 
-def told(record: Mapping[str, Any]) -> str:
+def duplicates_in_words(record: Mapping[str, Any]) -> str:
     """Write one line for the start of a run about duplicates and omitted documents; empty if there are none."""
     sources = (record.get("sources") or {"": record}).values()
     again = sum(source.get("duplicates", 0) for source in sources)

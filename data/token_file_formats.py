@@ -70,20 +70,20 @@ class TokenFile:
         return replace(self, split=split)
 
 
-def dtype_or_refusal(path: Path, dtype: str | None, told: str) -> str:
+def dtype_or_refusal(path: Path, dtype: str | None, given: str) -> str:
     """Return the numpy dtype of a file's tokens, from the file (None: it does not say) and ``data.token_dtype``.
 
     Raises:
         UsageError: neither gives it, or they contradict each other.
     """
-    if dtype is None and not told:
+    if dtype is None and not given:
         raise UsageError(
             f"data.token_dtype: {path} does not say how its tokens are stored; give uint16 (nanoGPT, most vocabularies "
             "below 65536) or what it was written with"
         )
-    if dtype is not None and told and told != dtype:
-        raise UsageError(f"data.token_dtype: {told} is given, but {path} says {dtype}; leave the field out")
-    return DTYPES[dtype or told]
+    if dtype is not None and given and given != dtype:
+        raise UsageError(f"data.token_dtype: {given} is given, but {path} says {dtype}; leave the field out")
+    return DTYPES[dtype or given]
 
 
 # ---------------------------------------------------------------- files of bare tokens

@@ -142,13 +142,13 @@ class BuiltShards:
         Raises:
             UsageError: another tokenizer made them.
         """
-        theirs = self.tokenizer_hash
-        if tokenizer is not None and tokenizer.sha256 != theirs:
+        stored = self.tokenizer_hash
+        if tokenizer is not None and tokenizer.sha256 != stored:
             raise UsageError(
                 f"data.tokenizer: {tokenizer.name} is not the tokenizer of {self._shards.folder} (SHA-256 "
-                f"{tokenizer.sha256[:12]}…, theirs {theirs[:12]}…); give theirs"
+                f"{tokenizer.sha256[:12]}…, that of the shards {stored[:12]}…); give the tokenizer that made them"
             )
-        facts = self._shards.facts(self.kind) | {"tokenizer_hash": theirs}
+        facts = self._shards.facts(self.kind) | {"tokenizer_hash": stored}
         return SplitTokens(self._shards.tokens("train"), self._shards.tokens("val"), facts)
 
 
@@ -278,12 +278,12 @@ def open_token_source(config: DataConfig) -> BuiltShards | TokenSource | None:
         RunError: shards are damaged.
     """
     paths = [] if config.is_named else [user_path(entry) for entry in config.entries]
-    ours = [path for path in paths if (path / META).is_file() and any(path.glob("train-*.bin"))]
-    if len(ours) == len(paths) == 1:
-        return BuiltShards(config, ours[0])
-    if ours:
+    built = [path for path in paths if (path / META).is_file() and any(path.glob("train-*.bin"))]
+    if len(built) == len(paths) == 1:
+        return BuiltShards(config, built[0])
+    if built:
         raise UsageError(
-            f"data.path: {ours[0]} holds shards with splits of their own; give it alone, or in data.sources"
+            f"data.path: {built[0]} holds shards with splits of their own; give it alone, or in data.sources"
         )
     if paths and all(holds_tokens(path) for path in paths):
         return TokenSource(config)

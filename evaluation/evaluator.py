@@ -118,11 +118,11 @@ class Evaluator:
             self._texts = {name: prepare(text) for name, text in material.texts.items()}
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         """Description of the evaluation in a few words."""
         parts = [f"{name} ({text.n_bytes:,} bytes)" for name, text in self._texts.items()]
         parts += [f"{BACKCOPY} ({self.config.n_docs:,} samples)"] if self._backcopy else []
-        parts += [] if self._tasks is None else self._tasks.told
+        parts += [] if self._tasks is None else self._tasks.titles
         return ", ".join(parts)
 
     def __call__(self, model: Decoder) -> dict[str, float]:

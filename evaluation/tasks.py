@@ -73,7 +73,7 @@ class Tasks:
         return cls(loaded, config.n_docs)
 
     @property
-    def told(self) -> list[str]:
+    def titles(self) -> list[str]:
         """Names of its tasks, in a few words each."""
         return [
             f"{name} ({sum(min(self.n_docs, len(task.eval_docs)) for task in found['tasks'].values()):,} documents)"

@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if _is_out_of_memory(error):
             return _report_failure("birthmark: error: out of memory; give a smaller model, batch or probe", 1)
-        # A mistake of ours, whatever the input: nothing that a user could mend.
+        # A mistake in this package, whatever the input: nothing that a user could mend.
         line = f"birthmark: internal error ({one_line(error)}); please report it with what --debug shows"
         return _report_failure(line, 1)
 

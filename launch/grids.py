@@ -134,11 +134,11 @@ def write_array(grid: Grid, options: Mapping[str, str]) -> Path:
     out = grid.out.absolute()
     limit = "" if grid.jobs is None else f"%{grid.jobs}"
     logs = str(out / "slurm").replace("%", "%%")
-    ours = {"array": ranges(grid.missing) + limit, "output": f"{logs}/%A_%a.log"}
+    of_array = {"array": ranges(grid.missing) + limit, "output": f"{logs}/%A_%a.log"}
     # A relative path of a config holds here.
     here = (f"cd {shlex.quote(str(Path.cwd()))}",)
     template = _TEMPLATE.read_text(encoding="utf-8")
-    text = fill_in(template, {"PYTHON": sys.executable}, grid.words, {**ours, **options}, first=here)
+    text = fill_in(template, {"PYTHON": sys.executable}, grid.words, {**of_array, **options}, first=here)
     file = out / "array.sbatch"
     write_executable(file, text)
     # sbatch makes no folder for its logs.

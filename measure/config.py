@@ -103,7 +103,7 @@ class SnapshotConfig:
 
     metrics: list[str] = field(default_factory=list)
     """Your own metrics, ``module:Class`` each: a torchmetrics.Metric that declares its quantities, from the working
-    directory or installed (docs/extending.md). They are recorded, logged and drawn like ours."""
+    directory or installed (docs/extending.md). They are recorded, logged and drawn like built-in ones."""
 
     gradients: bool = False
     """Measure the gradient of the loss too: its norm by position, layer and module, from one more pass forwards and

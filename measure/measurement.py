@@ -157,10 +157,10 @@ def measure(
             changes the model.
     """
     sources, run, config = find_metrics(metrics), pass_of(model), model.config
-    ours = dict(OBSERVED)
+    builtin = dict(OBSERVED)
     if is_newborn:
         # Metrics that the pass itself supplies.
-        ours[ObservedNewborn.key] = ObservedNewborn
+        builtin[ObservedNewborn.key] = ObservedNewborn
         birth = BirthReference(np.zeros((config.n_layers + 1, config.d_model)), np.zeros(config.vocab_size))
     setting = Setting(
         model,
@@ -176,14 +176,14 @@ def measure(
     # Weights that are released with their block are not compared: changes by a metric are gone with them.
     with left_alone(model, [] if run.by_block else sources), evaluation_mode(model), read_weights(KeySummer):
         _ = setting.unseen
-        theirs = [Guarded(source, setting) for source in sources]
-        observed = [*builtin_metrics(setting, ours), *theirs]
+        user_metrics = [Guarded(source, setting) for source in sources]
+        observed = [*builtin_metrics(setting, builtin), *user_metrics]
         # Metrics that no block shows anything to are not computed.
         shown = [metric for metric in observed if len(setting.missing(metric)) < config.n_layers]
         observer = MetricObserver(shown, finite)
         run(observer, probe_NT, _at_once(model, probe_NT, batch_size), documents_NT)
         # Every rank raises, or none: the metrics below wait for one another.
-        for metric in theirs:
+        for metric in user_metrics:
             metric.check()
         if (place := finite.first(everywhere=True)) is not None:
             raise not_finite(place, model)

@@ -43,12 +43,12 @@ _MOST_LOGITS_OF_TWO = 1 << 22
 
 def line_problem(a: Decoder | HFModel, b: Decoder | HFModel) -> str | None:
     """Return the reason why there is no line between two models; None if there is one."""
-    ours, theirs = a.state_dict(), b.state_dict()
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        if name not in ours or name not in theirs:
+    tensors_a, tensors_b = a.state_dict(), b.state_dict()
+    for name in [*tensors_a, *(name for name in tensors_b if name not in tensors_a)]:
+        if name not in tensors_a or name not in tensors_b:
             return f"only one of them has {name}"
-        if ours[name].shape != theirs[name].shape:
-            return f"{name} is {list(ours[name].shape)} in one and {list(theirs[name].shape)} in the other"
+        if tensors_a[name].shape != tensors_b[name].shape:
+            return f"{name} is {list(tensors_a[name].shape)} in one and {list(tensors_b[name].shape)} in the other"
     return None if a.config == b.config else "their configs differ"
 
 

@@ -60,8 +60,8 @@ def output_head(model: Decoder | HFModel) -> OutputHead:
     if isinstance(model, Decoder):
         table = model.embed if model.head is None else model.head
         return OutputHead(table.weight.detach(), cap=model.config.logit_softcap)
-    theirs: Any = model.model
-    linear, config = theirs.get_output_embeddings(), theirs.config.get_text_config()
+    hf_model: Any = model.model
+    linear, config = hf_model.get_output_embeddings(), hf_model.config.get_text_config()
     bias = getattr(linear, "bias", None)
     factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)

@@ -103,8 +103,8 @@ def from_rank_zero(make: Callable[[], T]) -> T:
             known = isinstance(error, (UsageError, RunError))
             sent = [(None, error if known else RunError(f"rank 0: {type(error).__name__}: {error}"))]
     dist.broadcast_object_list(sent)
-    value, theirs = sent[0]
-    if (cause := failure or theirs) is not None:
+    value, raised = sent[0]
+    if (cause := failure or raised) is not None:
         raise cause
     return value  # type: ignore[return-value]
 
@@ -144,7 +144,7 @@ def check_same(what: str, value: str, mend: str) -> None:
     mine = torch.frombuffer(bytearray(hashlib.sha256(value.encode()).digest()), dtype=torch.uint8)
     hashes = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(hashes, mine)
-    other = next((i for i, theirs in enumerate(hashes) if not torch.equal(theirs, hashes[0])), None)
+    other = next((i for i, found in enumerate(hashes) if not torch.equal(found, hashes[0])), None)
     if other is not None:
         raise RunError(f"{what} of rank {other} is not that of rank 0: {mend}")
 

@@ -55,8 +55,8 @@ def summarise(metrics: Sequence[Observed], setting: Setting) -> Measurement:
         declared = [quantity.name for quantity in metric.quantities]
         scalars |= {name: metric_scalars[name] for name in declared if name in metric_scalars}
         arrays |= metric_arrays
-    theirs = tuple(q for metric in metrics for q in metric.quantities if q.name not in MEASURED)
-    return Measurement({name: float(value) for name, value in scalars.items()}, arrays, theirs, tuple(unseen))
+    of_users = tuple(q for metric in metrics for q in metric.quantities if q.name not in MEASURED)
+    return Measurement({name: float(value) for name, value in scalars.items()}, arrays, of_users, tuple(unseen))
 
 
 def _check(metric: Observed, scalars: Scalars, arrays: Arrays, sizes: Sizes) -> None:

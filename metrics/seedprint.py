@@ -26,8 +26,8 @@ def common_dimensions(x_ND: np.ndarray, y_ND: np.ndarray, k: int, choice: str) -
     """Return the identity dimensions on which a pair is compared: ``coset``, those of both; ``base``, those of the
     first.
     """
-    ours = identity_dimensions(x_ND, k)
-    return np.sort(ours) if choice == "base" else np.intersect1d(ours, identity_dimensions(y_ND, k))
+    of_x = identity_dimensions(x_ND, k)
+    return np.sort(of_x) if choice == "base" else np.intersect1d(of_x, identity_dimensions(y_ND, k))
 
 
 def softened(x_ND: np.ndarray, columns: np.ndarray, temperature: float) -> np.ndarray:
@@ -327,13 +327,13 @@ def _undefined(recipe: LineageTestConfig, k: int, n: int, reason: str) -> Finger
 
 
 def _warnings(found: Fingerprint, probe: str, vocab_size: int | None) -> tuple[str, ...]:
-    warnings, ours = [], found.null.startswith("dimensions")
+    warnings, calibrated = [], found.null.startswith("dimensions")
     if probe == "embedding":
         warnings.append(
             "embedding probe: what goes in leaks along the residual stream to the same dimensions of every model of "
             "this width, so that strangers may pass for kin; use the token probe where vocabularies agree"
         )
-    if not ours:
+    if not calibrated:
         small = vocab_size is not None and vocab_size < _SMALL_VOCABULARY
         warnings.append(
             f"null {found.null}: takes columns for independent, which calls strangers kin more often than p says"

@@ -44,7 +44,7 @@ class KeySums(NamedTuple):
     squares_2BHT: Tensor
     """``Σ_j a[t, j]²`` of every query."""
     on_first_2BHT: Tensor | None = None
-    """``a[t, s]`` of every query on the first token s of its document; None where documents are not told apart."""
+    """``a[t, s]`` of every query on the first token s of its document; None if documents are not separated."""
     entropy_BH: Tensor | None = None
     """Mean over the queries of :func:`entropy_queries` of ``−Σ_j p ln p``, p the weights over their row's sum."""
     largest_BH: Tensor | None = None
@@ -70,7 +70,7 @@ class KeySummer:
         shape_BHT: sequences, heads and positions of the layer.
         rows_sum_to_one: if the weights need not be divided by their row's sum.
         causal: if no query gives weight to a later key; in a prefix, some do.
-        first_BT: first position of each position's document, if documents are told apart.
+        first_BT: first position of each position's document, if documents are separated.
     """
 
     def __init__(

@@ -321,8 +321,8 @@ def last_logged_step(metrics: Path) -> int:
 def last_line(log: Path) -> str:
     """Return the last line of a process's output, or birthmark's own error line if there is one."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("birthmark: ")]
-    return (ours or lines or ["no output"])[-1].removeprefix("birthmark: ").removeprefix("error: ")
+    errors = [line for line in lines if line.startswith("birthmark: ")]
+    return (errors or lines or ["no output"])[-1].removeprefix("birthmark: ").removeprefix("error: ")
 
 
 # ---------------------------------------------------------------- results, printed and written

@@ -171,15 +171,15 @@ def _adopt(asked: ModelConfig, source: InitialCheckpoint | InitialBirth | Pretra
     Raises:
         UsageError: another field contradicts the source.
     """
-    default, ours, theirs = (dotted(asdict(config)) for config in (ModelConfig(), asked, source.config))
+    default, wanted, existing = (dotted(asdict(config)) for config in (ModelConfig(), asked, source.config))
     resizable = {"max_seq_len"} if source.config.positions != "learned" else set()
     # The distribution at birth does not matter where there is no birth.
     drawn = isinstance(source, InitialBirth)
-    free = {name for name in ours if name.startswith("init.") and not drawn} | resizable
-    clash = [name for name in ours if ours[name] not in (default[name], theirs[name]) and name not in free]
+    free = {name for name in wanted if name.startswith("init.") and not drawn} | resizable
+    clash = [name for name in wanted if wanted[name] not in (default[name], existing[name]) and name not in free]
     if clash:
         raise UsageError(
-            f"model.{clash[0]} is {ours[clash[0]]}, but --init_from {named} has {theirs[clash[0]]}: leave it out"
+            f"model.{clash[0]} is {wanted[clash[0]]}, but --init_from {named} has {existing[clash[0]]}: leave it out"
         )
     length = asked.max_seq_len if resizable and asked.max_seq_len != ModelConfig.max_seq_len else None
     return replace(source.config, max_seq_len=length or source.config.max_seq_len)

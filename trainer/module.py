@@ -99,7 +99,7 @@ class PretrainModule(L.LightningModule):
         optim: optimizer and learning rate.
         trainer: settings of the trainer, read for ``max_steps`` (the schedule's length), ``compile`` and
             ``max_skipped``.
-        progress: told the phase of the training.
+        progress: learns the phase of the training.
         n_targets: function from sample numbers to tokens to predict; None if all have the same number.
         borders: rule by which ids mark the beginnings of documents.
         base: digest of everything beside the adapter, for a model with one: checkpoints hold only the adapter, and name
@@ -409,9 +409,9 @@ class PretrainModule(L.LightningModule):
         fresh = self.configure_optimizers()
         (stored,) = checkpoint["optimizer_states"]
         renumber_optimizer_state(stored, self.model, self.optimizer_config)
-        for group, ours in zip(stored["param_groups"], fresh["optimizer"].param_groups, strict=True):
-            group.update({name: value for name, value in ours.items() if name != "params"})
-            group["lr"] = ours["initial_lr"] * self.rate.share(checkpoint["global_step"])
+        for group, current in zip(stored["param_groups"], fresh["optimizer"].param_groups, strict=True):
+            group.update({name: value for name, value in current.items() if name != "params"})
+            group["lr"] = current["initial_lr"] * self.rate.share(checkpoint["global_step"])
         checkpoint["lr_schedulers"][0]["base_lrs"] = fresh["lr_scheduler"]["scheduler"].base_lrs
         # Micro-batches are counted in those of one rank, and their number in a step may be another now.
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

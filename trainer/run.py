@@ -26,7 +26,7 @@ from ..callbacks.wandb_run import WandbRun
 from ..data.batch_sizes import BatchShares
 from ..data.prepare import PreparedData, prepare
 from ..data.process_batches import StreamSource
-from ..data.splitting import told
+from ..data.splitting import duplicates_in_words
 from ..errors import UsageError
 from ..evaluation.evaluator import Evaluator, Material
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
@@ -410,7 +410,7 @@ def pretrain(
         _print_start(console, running, asked, run, start, device, resumed=resume)
         if data.mixture is not None:
             console.print(_mixture_line(config, data), highlight=False, soft_wrap=True, markup=False)
-        if documents := told(data.record):
+        if documents := duplicates_in_words(data.record):
             console.print(documents, highlight=False, soft_wrap=True, markup=False)
         if split := data.record.get("split"):
             console.print(

@@ -83,7 +83,7 @@ def build_recorder(
         return None
     return SnapshotRecorder(
         run.path,
-        # A run of ours is there to be measured.
+        # A run of this package is there to be measured.
         replace(config.snapshot, on_error=config.snapshot.on_error or "raise"),
         probes=_probes(config, data, say),
         newborn=reference,
@@ -167,7 +167,7 @@ def build_callbacks(
         milestones["evaluation"] = evaluation = Evaluation(
             config.eval.every or every,
             evaluator if average is None else average.beside(evaluator),
-            evaluator.told,
+            evaluator.title,
             config.eval.share,
             lambda: training.step_s,
             say,

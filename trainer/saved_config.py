@@ -63,7 +63,7 @@ def check_saved_config(file: Path) -> None:
     """Refuse the ``config.yaml`` in a run's folder if the run did not write it so; other files are accepted.
 
     A file that was cut off reads as a config all the same, whose last fields have their defaults. Runs of versions
-    before this check have no checksum, and theirs must have its last group of fields.
+    before this check have no checksum; their file must have its last group of fields.
 
     Raises:
         RunError: the file was changed or cut off; the message names the remedy.

@@ -71,7 +71,7 @@ def run(options: Namespace) -> int:
     candidates = read_seeds(options.seeds)
     source = open_any_source(options.model, trust_remote_code=options.trust_remote_code, tell=tell)
     if options.config is None and not isinstance(source, SourceWithBirth):
-        raise UsageError(f"{options.model} is no run of ours, and its config is not known: give --config CONFIG")
+        raise UsageError(f"{options.model} is no run of Birthmark, and its config is unknown: give --config CONFIG")
     known = source.config if isinstance(source, ModelSource) else None
     config = read_config(Path(options.config)).model if known is None or options.config is not None else known
     births = AnySource(options.config or options.model, config, source.load, None)

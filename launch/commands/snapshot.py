@@ -29,7 +29,7 @@ from ..options import (
     tell,
 )
 
-SUMMARY = "Measure a model's biases, ours or of transformers (docs/quantities.md)."
+SUMMARY = "Measure the biases of a run, a birth or a model of transformers (docs/quantities.md)."
 
 
 def add_options(parser: Parser) -> None:

@@ -71,7 +71,7 @@ class Placement:
     context: ContextGroup | None = None
     """Group whose processes hold parts of these sequences; documents and biases by distance are those of the whole."""
     is_chunk: bool = False
-    """True for neighbouring positions that do not begin a sequence, with the keys of all positions up to theirs."""
+    """True for neighbouring positions that do not begin a sequence, with the keys of all positions up to the last."""
     seen_by_one: dict[tuple[int | None, int | None], Tensor] = field(default_factory=dict, init=False, compare=False)
     """Keys that a single query sees, by window and prefix: computed in one block for all others."""
 

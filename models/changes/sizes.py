@@ -179,5 +179,5 @@ def _function(config: ModelConfig) -> ModelConfig:
     return replace(config, init=InitConfig())
 
 
-def _averaged(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    return {name: tensor.lerp(theirs[name].to(tensor), share) for name, tensor in ours.items()}
+def _averaged(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    return {name: tensor.lerp(others[name].to(tensor), share) for name, tensor in tensors.items()}

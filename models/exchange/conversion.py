@@ -62,11 +62,11 @@ def config_from_json(content: Mapping[str, Any], where: str = "config.json") -> 
 
 def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
     """Build the ``config.json`` of a model, for ``transformers`` 4 and 5. Exact if :func:`obstacles` finds none."""
-    ours = _resolved(config)
+    fields = _resolved(config)
     activations = [name for name, mlp in _mlps(family).items() if mlp == config.mlp]
     content: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
-    # Theirs have one value for all blocks, and no family is exact where ours is a list.
-    values = {key: None if isinstance(ours[name], list) else ours[name] for key, name in family.keys.items()}
+    # A family has one value for all blocks, and none is exact where this config has a list.
+    values = {key: None if isinstance(fields[name], list) else fields[name] for key, name in family.keys.items()}
     content |= {key: value for key, value in values.items() if value is not None or family.keys[key] in _NULLABLE}
     content |= {family.activation: (activations or [family.silent[family.activation]])[0]}
     content |= {key: value for key, value in family.required.items() if isinstance(value, bool)}
@@ -82,19 +82,19 @@ def obstacles(config: ModelConfig, family: Family) -> dict[str, tuple[Any, Any]]
     """Return the fields of ``config``, dotted, that ``family`` would change: (value in the config, value in the
     family).
     """
-    ours = _resolved(config)
-    theirs = _architecture(ModelConfig()) | _fields(config_to_json(config, family), family, family.model_type)
+    fields = _resolved(config)
+    in_family = _architecture(ModelConfig()) | _fields(config_to_json(config, family), family, family.model_type)
     derived = {
-        "n_kv_heads": theirs["n_heads"],
-        "head_dim": theirs["d_model"] // theirs["n_heads"],
-        "d_ff": 4 * theirs["d_model"],
-        "attention.qkv_bias": theirs["bias"],
-        "experts.d_ff": theirs["d_ff"] if theirs["experts.n_experts"] else None,
+        "n_kv_heads": in_family["n_heads"],
+        "head_dim": in_family["d_model"] // in_family["n_heads"],
+        "d_ff": 4 * in_family["d_model"],
+        "attention.qkv_bias": in_family["bias"],
+        "experts.d_ff": in_family["d_ff"] if in_family["experts.n_experts"] else None,
     }
-    theirs |= {name: value for name, value in derived.items() if theirs[name] is None}
+    in_family |= {name: value for name, value in derived.items() if in_family[name] is None}
     if config.d_model % config.n_heads and not family.any_head_dim:
-        theirs["head_dim"] = f"{config.d_model}/{config.n_heads}"
-    return {name: (value, theirs[name]) for name, value in ours.items() if theirs[name] != value}
+        in_family["head_dim"] = f"{config.d_model}/{config.n_heads}"
+    return {name: (value, in_family[name]) for name, value in fields.items() if in_family[name] != value}
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -210,12 +210,12 @@ def _typed(value: Any, name: str, where: str) -> Any:
 class TensorMapping:
     """A tensor of a family and the parameters of this decoder that form it."""
 
-    theirs: str
-    ours: tuple[str, ...]
+    hf_name: str
+    names: tuple[str, ...]
     shape: tuple[int, ...]
     transposed: bool
     n_heads: int | None
-    """Number of heads within which our tensors lie side by side; None if they lie one after the other."""
+    """Number of heads within which the parameters lie side by side; None if they lie one after the other."""
 
     def join(self, tensors: list[Tensor]) -> Tensor:
         """Join parameters, ``[out, in]`` or ``[out]`` each, along ``out`` into the family's tensor."""
@@ -229,12 +229,12 @@ class TensorMapping:
     def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Split the family's tensor into parameters of this decoder; yield them by name."""
         tensor = tensor.T if self.transposed else tensor
-        n = len(self.ours)
+        n = len(self.names)
         if n > 1 and self.n_heads is not None:
             parts = [part.flatten(0, 1) for part in tensor.unflatten(0, (self.n_heads, n, -1)).unbind(1)]
         else:
             parts = list(tensor.chunk(n)) if n > 1 else [tensor]
-        yield from zip(self.ours, parts, strict=True)
+        yield from zip(self.names, parts, strict=True)
 
 
 def tensor_mappings(config: ModelConfig, family: Family) -> list[TensorMapping]:
@@ -244,7 +244,7 @@ def tensor_mappings(config: ModelConfig, family: Family) -> list[TensorMapping]:
     with torch.device("meta"):
         parameters = dict(Decoder(config).named_parameters())
     order = list(family.modules)
-    theirs: dict[str, list[tuple[int, str]]] = {}
+    named: dict[str, list[tuple[int, str]]] = {}
     for name in parameters:
         module, _, leaf = name.rpartition(".")
         # Blocks and experts are counted.
@@ -252,12 +252,12 @@ def tensor_mappings(config: ModelConfig, family: Family) -> list[TensorMapping]:
         full = f"{family.modules[general]}.{'weight' if leaf == 'gain' else leaf}"
         for part in filter(str.isdigit, module.split(".")):
             full = full.replace("*", part, 1)
-        theirs.setdefault(full, []).append((order.index(general), name))
+        named.setdefault(full, []).append((order.index(general), name))
     found = []
-    for full, named in theirs.items():
-        ours = tuple(name for _, name in sorted(named))
-        transposed = full.split(".")[-2] in family.transposed and parameters[ours[0]].ndim == 2
-        mapping = TensorMapping(full, ours, (), transposed, config.n_heads if family.by_head else None)
-        shape = tuple(mapping.join([parameters[name] for name in ours]).shape)
-        found.append(TensorMapping(full, ours, shape, transposed, mapping.n_heads))
+    for full, of_tensor in named.items():
+        names = tuple(name for _, name in sorted(of_tensor))
+        transposed = full.split(".")[-2] in family.transposed and parameters[names[0]].ndim == 2
+        mapping = TensorMapping(full, names, (), transposed, config.n_heads if family.by_head else None)
+        shape = tuple(mapping.join([parameters[name] for name in names]).shape)
+        found.append(TensorMapping(full, names, shape, transposed, mapping.n_heads))
     return found

@@ -128,11 +128,11 @@ _EXPERTS = {"num_experts": "experts.n_experts", "norm_topk_prob": "experts.renor
 
 def _with_experts(modules: dict[str, str], mlp: str, router: str, gate: str, up: str, down: str) -> dict[str, str]:
     """Return ``modules`` with experts in place of the dense MLP, by their names in the family's ``mlp``."""
-    theirs = {"gate": gate, "up": up, "down": down}
+    maps = {"gate": gate, "up": up, "down": down}
     return {
-        **{ours: name for ours, name in modules.items() if not ours.startswith("blocks.*.mlp.")},
+        **{part: name for part, name in modules.items() if not part.startswith("blocks.*.mlp.")},
         "blocks.*.mlp.router": f"model.layers.*.{mlp}.{router}",
-        **{f"blocks.*.mlp.experts.*.{ours}": f"model.layers.*.{mlp}.experts.*.{name}" for ours, name in theirs.items()},
+        **{f"blocks.*.mlp.experts.*.{part}": f"model.layers.*.{mlp}.experts.*.{name}" for part, name in maps.items()},
     }
 
 
@@ -286,7 +286,7 @@ FAMILIES = (
         keys=_GROUPED | {"attention_bias": "bias", "mlp_bias": "bias"},
         fixed={},
         silent=_SILENT | {"attention_bias": False, "mlp_bias": False, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
-        modules={ours: theirs for ours, theirs in _PRE_NORM.items() if ours != "blocks.*.mlp.gate"},
+        modules={part: name for part, name in _PRE_NORM.items() if part != "blocks.*.mlp.gate"},
         base="model.",
         gated=False,
         required=_ROTARY,

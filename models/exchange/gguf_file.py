@@ -73,12 +73,13 @@ def check_gguf(config: ModelConfig) -> str:
     name = family_of(config).model_type
     if name not in _ARCHITECTURES:
         raise UsageError(f"--gguf: {name} models are not written as GGUF: {', '.join(_ARCHITECTURES)} are")
-    ours = dotted(asdict(config))
+    fields = dotted(asdict(config))
     for field, value in _ARCHITECTURES[name].fixed.items():
-        if ours[field] != value:
-            there, here = (json.dumps(one).strip('"') for one in (value, ours[field]))
+        if fields[field] != value:
+            in_family, in_model = (json.dumps(one).strip('"') for one in (value, fields[field]))
             raise UsageError(
-                f"--gguf: llama.cpp's {name} has model.{field} {there}, and the model has {here}: export without --gguf"
+                f"--gguf: llama.cpp's {name} has model.{field} {in_family}, and the model has {in_model}: export "
+                "without --gguf"
             )
     return name
 
@@ -126,10 +127,10 @@ def write_gguf(
     writer.add_name("birthmark")
     writer.add_file_type(getattr(gguf.LlamaFileType, _FILE_TYPES[kind]))
     notes = _write_tokenizer(writer, config, tokenizer_file, eos_token_id)
-    for theirs, tensor in _joined(config, tensors, architecture.pairs_neighbours):
-        found = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+    for hf_name, tensor in _joined(config, tensors, architecture.pairs_neighbours):
+        found = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         if found is None:
-            raise RunError(f"{theirs}: GGUF has no name for it in {name}; export without --gguf")
+            raise RunError(f"{hf_name}: GGUF has no name for it in {name}; export without --gguf")
         values = np.ascontiguousarray(tensor.numpy())
         narrow = "F32" if tensor.ndim == 1 or found.endswith(_WIDE) else kind
         if narrow == "BF16":
@@ -150,14 +151,14 @@ def _joined(config: ModelConfig, tensors: Mapping[str, Tensor], pairs_neighbours
     """
     experts: dict[str, list[Tensor]] = {}
     for mapping in tensor_mappings(config, family_of(config)):
-        parts = [tensors[ours].detach().to("cpu", torch.float32) for ours in mapping.ours]
-        heads = {"q_proj": config.n_heads, "k_proj": config.kv_heads}.get(mapping.theirs.split(".")[-2])
+        parts = [tensors[one].detach().to("cpu", torch.float32) for one in mapping.names]
+        heads = {"q_proj": config.n_heads, "k_proj": config.kv_heads}.get(mapping.hf_name.split(".")[-2])
         if heads is not None and pairs_neighbours:
             parts = [part.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for part in parts]
         tensor = torch.cat(parts)
-        of_all = _EXPERT.sub(".experts.", mapping.theirs)
-        if of_all == mapping.theirs:
-            yield mapping.theirs, tensor
+        of_all = _EXPERT.sub(".experts.", mapping.hf_name)
+        if of_all == mapping.hf_name:
+            yield mapping.hf_name, tensor
             continue
         experts.setdefault(of_all, []).append(tensor)
         if len(experts[of_all]) == config.experts.n_experts:

@@ -121,12 +121,12 @@ def _check_same(folder: Path, safe: Path, file: Path) -> None:
         raise UsageError(f"{folder}: holds {safe.name} without config.json beside {file.name}; name {file}")
     config, header = read_json(folder / "config.json", dict[str, Any]), read_header(file)
     for names, key in _SIZES.items():
-        theirs = next((config[name] for name in names if name in config), None)
-        ours = header.metadata.get(f"{header.architecture}.{key}")
-        if None not in (theirs, ours) and theirs != ours:
+        in_config = next((config[name] for name in names if name in config), None)
+        in_header = header.metadata.get(f"{header.architecture}.{key}")
+        if None not in (in_config, in_header) and in_config != in_header:
             raise UsageError(
-                f"{folder}: {safe.name} and {file.name} are of different models ({names[0]} {theirs} and {ours}); "
-                f"name {file}, or move it elsewhere"
+                f"{folder}: {safe.name} and {file.name} are of different models ({names[0]} {in_config} and "
+                f"{in_header}); name {file}, or move it elsewhere"
             )
 
 

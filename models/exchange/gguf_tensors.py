@@ -96,19 +96,19 @@ def tensor_sources(header: GgufHeader, model: Any) -> dict[str, TensorSource]:
     kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
     found: dict[str, TensorSource] = {}
     used = set()
-    for theirs, shape in _checkpoint_shapes(model):
-        stored = _stored_name(names, re.sub(r"\.experts\.\d+\.", ".experts.", theirs))
+    for hf_name, shape in _checkpoint_shapes(model):
+        stored = _stored_name(names, re.sub(r"\.experts\.\d+\.", ".experts.", hf_name))
         if stored is None or stored not in header.tensors:
-            if config.tie_word_embeddings and theirs == "lm_head.weight":
+            if config.tie_word_embeddings and hf_name == "lm_head.weight":
                 continue
-            raise RunError(f"{header.file}: {stored or theirs} is missing; fetch the file again")
+            raise RunError(f"{header.file}: {stored or hf_name} is missing; fetch the file again")
         used.add(stored)
         change = next((change for end, change in READ[arch].items() if stored.endswith(end)), None)
         heads = kv_heads if stored.endswith("attn_k.weight") else n_heads
-        expert = re.search(r"\.experts\.(\d+)\.", theirs)
-        found[theirs] = _source(header.tensors[stored], change, heads, None if expert is None else int(expert[1]))
+        expert = re.search(r"\.experts\.(\d+)\.", hf_name)
+        found[hf_name] = _source(header.tensors[stored], change, heads, None if expert is None else int(expert[1]))
         with suppress(RuntimeError):  # heads do not divide its rows: its shape is another
-            if _shape(found[theirs]) == shape:
+            if _shape(found[hf_name]) == shape:
                 continue
         raise RunError(
             f"{header.file}: {stored} has shape {list(header.tensors[stored].shape)}, its metadata say another"
@@ -136,11 +136,11 @@ def _checkpoint_shapes(model: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield f"{fused[1]}.{expert}.{one}.weight", (rows // len(inner), columns)
 
 
-def _stored_name(names: Any, theirs: str) -> str | None:
+def _stored_name(names: Any, hf_name: str) -> str | None:
     """Return the GGUF name of a tensor of ``transformers``; some families were converted without their base's
     prefix.
     """
-    for name in (theirs, theirs.partition(".")[2]):
+    for name in (hf_name, hf_name.partition(".")[2]):
         if (stored := names.get_name(name, try_suffixes=(".weight", ".bias"))) is not None:
             return str(stored)
     return None

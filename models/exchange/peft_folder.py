@@ -57,17 +57,17 @@ def _lora(model: Decoder, family: Family) -> tuple[dict[str, Any], dict[str, Ten
     adapter, targets, tensors = adapter_of(model), [], {}
     transposed: set[bool] = set()
     for name in adapter.lora_maps:
-        theirs = family.modules[f"blocks.*.{name}"]
-        if list(family.modules.values()).count(theirs) > 1:
+        module = family.modules[f"blocks.*.{name}"]
+        if list(family.modules.values()).count(module) > 1:
             raise UsageError(
                 f"adapter.maps names {name}, which {family.model_type} keeps in one tensor with others: no LoRA of "
                 "peft is of a part of it; export with --merge"
             )
-        targets.append(theirs.rpartition("*.")[2])
-        transposed.add(theirs.rpartition(".")[2] in family.transposed)
+        targets.append(module.rpartition("*.")[2])
+        transposed.add(module.rpartition(".")[2] in family.transposed)
         for i, block in enumerate(model.blocks):
             lora = cast(Lora, cast(Linear, block.get_submodule(name)).adapter)
-            full = f"base_model.model.{theirs.replace('*', str(i))}"
+            full = f"base_model.model.{module.replace('*', str(i))}"
             tensors[f"{full}.lora_A.weight"] = lora.down.weight
             tensors[f"{full}.lora_B.weight"] = lora.up.weight
     return {

@@ -50,7 +50,7 @@ class Pretrained:
     """Path of its ``tokenizers`` JSON, if any."""
 
     _where: dict[str, tuple[Path, str]]
-    """Tensor of theirs → its file, and its name there."""
+    """Tensor of ``transformers`` → its file, and its name in the file."""
 
     _mappings: list[TensorMapping]
     _tied_head: tuple[Path, str] | None
@@ -69,19 +69,19 @@ class Pretrained:
         """
         by_file: dict[Path, list[TensorMapping]] = {}
         for mapping in self._mappings:
-            by_file.setdefault(self._where[mapping.theirs][0], []).append(mapping)
+            by_file.setdefault(self._where[mapping.hf_name][0], []).append(mapping)
         for file, held in by_file.items():
             with open_weights(file) as tensors:
                 for mapping in held:
-                    tensor = tensors.get_tensor(self._where[mapping.theirs][1])
-                    if mapping.ours == ("embed.weight",):
+                    tensor = tensors.get_tensor(self._where[mapping.hf_name][1])
+                    if mapping.names == ("embed.weight",):
                         self._check_tied_head(tensor)
                     yield from mapping.split(tensor)
 
     def _found(self, name: str) -> tuple[Path, str, TensorMapping]:
         """Return the file of a parameter, the name of the stored tensor that contains it, and their mapping."""
-        mapping = next(mapping for mapping in self._mappings if name in mapping.ours)
-        return *self._where[mapping.theirs], mapping
+        mapping = next(mapping for mapping in self._mappings if name in mapping.names)
+        return *self._where[mapping.hf_name], mapping
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters of this decoder by name, whole, on the CPU, in the dtype of the file; a tensor that holds
@@ -106,7 +106,7 @@ class Pretrained:
             RunError: a damaged file.
         """
         file, stored, mapping = self._found(name)
-        assert mapping.ours == (name,)
+        assert mapping.names == (name,)
         assert not mapping.transposed
         with open_weights(file) as tensors:
             rows: Tensor = tensors.get_slice(stored)[start:stop]
@@ -120,7 +120,7 @@ class Pretrained:
                 table it is tied to.
         """
         for mapping in self._mappings:
-            file, stored = self._where[mapping.theirs]
+            file, stored = self._where[mapping.hf_name]
             with open_weights(file) as tensors:
                 kind = tensors.get_slice(stored).get_dtype()
             # Gains and biases are often kept in float32 beside matrices of half the precision.
@@ -173,7 +173,7 @@ def read_pretrained(source: str | Path) -> Pretrained:
     content = read_json(config_file, dict[str, Any])
     expected = expected_of(content, str(config_file))
     config, head = expected.config, expected.head
-    wanted = {mapping.theirs: mapping for mapping in expected.mappings}
+    wanted = {mapping.hf_name: mapping for mapping in expected.mappings}
 
     where: dict[str, tuple[Path, str]] = {}
     tied_head: tuple[Path, str] | None = None
@@ -309,16 +309,16 @@ def write_pretrained(
         held.clear()
 
     for mapping in layout.mappings:
-        narrow = None if mapping.theirs in layout.buffers else dtype
-        tensor = mapping.join([tensors[name].detach().to("cpu", narrow) for name in mapping.ours])
+        narrow = None if mapping.hf_name in layout.buffers else dtype
+        tensor = mapping.join([tensors[name].detach().to("cpu", narrow) for name in mapping.names])
         if tuple(tensor.shape) != mapping.shape:
-            raise RunError(f"{', '.join(mapping.ours)}: not of the shape that the model's config says")
+            raise RunError(f"{', '.join(mapping.names)}: not of the shape that the model's config says")
         n_bytes = tensor.numel() * tensor.element_size()
         if held and size + n_bytes > max_shard_bytes:
             flush()
             size = 0
-        held[mapping.theirs] = tensor
-        if mapping.theirs not in layout.buffers:
+        held[mapping.hf_name] = tensor
+        if mapping.hf_name not in layout.buffers:
             dtypes.add(tensor.dtype)
         size, total = size + n_bytes, total + n_bytes
     flush()

@@ -351,7 +351,10 @@ def test_our_shards_are_a_source(config, folder, tokenizer, tmp_path):
         assert [data.record[key] for key in same] == [of_text.record[key] for key in same]
     other = TextTokenizer(tokenizer.content + b" ")
     (tmp_path / "other.json").write_bytes(other.content)
-    with pytest.raises(UsageError, match=r"^data\.tokenizer: .*other\.json is not the tokenizer of .*give theirs$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^data\.tokenizer: .*other\.json is not the tokenizer of .*give the tokenizer that made them$",
+    ):
         prepare(replace(text, path=str(shards), tokenizer=str(tmp_path / "other.json")), vocab_size=VOCAB, seq_len=8)
     with pytest.raises(UsageError, match=r"^data\.end_token: not read of .*leave the field out$"):
         prepare(replace(text, path=str(shards), end_token=0), vocab_size=VOCAB, seq_len=SEQ_LEN)

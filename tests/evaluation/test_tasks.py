@@ -115,7 +115,7 @@ def test_scores_are_those_of_lm_eval_on_the_exported_model(files, model, word_to
     asked = [files[name] for name in ("choose", "read", "last", "write")]
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     tasks = Tasks.load(EvalConfig(tasks=asked, n_docs=7, n_shot=2))
-    assert tasks.told == [f"{name} (7 documents)" for name in ("choose", "read", "last", "write")]
+    assert tasks.titles == [f"{name} (7 documents)" for name in ("choose", "read", "last", "write")]
     ours = tasks.results(model, word_tokenizer, 20, 4)
     scores = tasks.scores(model, word_tokenizer, 20, 3)
     assert random.getstate() == states[0]

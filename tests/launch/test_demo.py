@@ -1,16 +1,19 @@
 """``birthmark demo``: what it says, and that its run shows all that it promises."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-import birthmark
+import birthmark as bm
 from birthmark.launch.cli import main
 from birthmark.launch.commands import demo
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.config_file import read_config
 
+ROOT = Path(bm.__file__).parent
+README = (ROOT / "README.md").read_text()
 SHORT = {"trainer.max_steps": 4, "trainer.checkpoint_every": 2, "snapshot.n_sequences": 8, "snapshot.n_strangers": 1}
 
 
@@ -45,7 +48,7 @@ def test_its_run_shows_a_direction_a_sink_and_its_lineage(tmp_path):
 
 def check_the_page_of_the_first_ten_minutes(run):
     """Its numbers are those of this run, within what it says another number of threads changes."""
-    page = (Path(birthmark.__file__).parent / "docs/start.md").read_text()
+    page = (ROOT / "docs/start.md").read_text()
     birth, *_, end = run.snapshots()
     rows = read_metrics(run.metrics)
 
@@ -73,3 +76,23 @@ def check_the_page_of_the_first_ten_minutes(run):
     assert last("seedprint/z_stranger") < 3
     assert abs(end.bias["alignment"]) < float(re.findall(r"against at most (0\.\d+) for", page)[0]) + 0.05
     assert birth.bias["sink_mass"] < 0.1
+
+
+def test_the_newborn_demo_prefers_tokens_as_the_readme_says(capsys):
+    """A birth is the same on every machine, and so is its favourite."""
+    assert main(["snapshot", "demo@0", "--json"]) == 0
+    (said,) = re.findall(r"gives its favourite ([\d.]+) times an even share", README)
+    assert float(said) == round(json.loads(capsys.readouterr().out)["scalars"]["preference_ratio"], 1)
+
+
+@pytest.mark.slow  # 5 minutes
+def test_the_trained_demo_is_that_of_the_readme(tmp_path):
+    assert main(["pretrain", "--config=demo", f"--run_dir={tmp_path / 'run'}", "--quiet=true"]) == 0
+    rows = read_metrics(RunDir.open(tmp_path / "run").metrics)
+    last = {key: value for row in rows for key, value in row.items()}
+    (z,) = re.findall(r"has z about (\d+) against its birth after 320 steps, below 3 against others", README)
+    assert last["seedprint/z"] == pytest.approx(float(z), abs=2)
+    assert last["seedprint/z_stranger"] < 3
+    assert "rank correlation about 0 with birth, as with other seeds" in README
+    assert abs(last["bias/rank_persistence"]) < 0.1
+    assert abs(last["bias/rank_persistence_stranger"]) < 0.1

@@ -94,8 +94,8 @@ def _check_same_run(store: Store, into: Path) -> None:
     run = RunDir(into)
     if not into.exists() or not any(into.iterdir()):
         return
-    theirs = parse_json((store.read(run.birth.name) or b"null").decode())
-    if not run.birth.is_file() or run.read_birth().get("run_id") != theirs.get("run_id"):
+    birth = parse_json((store.read(run.birth.name) or b"null").decode())
+    if not run.birth.is_file() or run.read_birth().get("run_id") != birth.get("run_id"):
         raise UsageError(f"{into}: holds something else than the run at {store.url}; give another --run_dir")
 
 

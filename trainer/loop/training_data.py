@@ -36,7 +36,7 @@ class ReadAhead(Iterator[Tensor]):
     Args:
         batches: source of the batches; read only by the thread.
         device: device that they go to. From pinned memory a GPU copies while it computes.
-        progress: told how long the main thread waited, and for what, so that a hang in the data shows.
+        progress: learns how long the main thread waited, and for what, so that a hang in the data shows.
         keep: keep delivered batches until :meth:`upcoming` passes them; only for its callers.
     """
 
@@ -157,7 +157,7 @@ class TrainingData(L.LightningDataModule):
             return self.read_ahead(MicroBatches(self.data.train, **which, from_store=from_store))
         self._streamed = StreamedBatches(self.data.train, **which, places=self._places)
         ahead = self.read_ahead(self._streamed)
-        # Before the thread that reads ahead, which waits for theirs.
+        # Before the thread that reads ahead, which waits for those of other ranks.
         self.at_end(self._streamed.close)
         return ahead
 

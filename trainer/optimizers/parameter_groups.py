@@ -64,24 +64,25 @@ def renumber_optimizer_state(stored: dict[str, Any], model: nn.Module, optimizer
     Raises:
         RunError: the groups belong to another model.
     """
-    ours = [group["params"] for group in parameter_groups(model, optimizer)]
+    groups_now = [group["params"] for group in parameter_groups(model, optimizer)]
     parameters = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in parameters if len(full_shape(p)) >= 2]
     vectors = [p for p in parameters if len(full_shape(p)) < 2]
     by_dimensions = [group for group in (matrices, vectors) if group]
     sizes = [len(group["params"]) for group in stored["param_groups"]]
-    if sizes == [len(group) for group in ours]:
+    if sizes == [len(group) for group in groups_now]:
         return
     if sizes != [len(group) for group in by_dimensions]:
         raise RunError(
             f"the checkpoint's optimizer has groups of {sizes} parameters, this model's "
-            f"{[len(group) for group in ours]}; the run's config.yaml is another model's"
+            f"{[len(group) for group in groups_now]}; the run's config.yaml is another model's"
         )
     number = {id(p): i for i, p in enumerate(chain.from_iterable(by_dimensions))}
-    order = [number[id(p)] for p in chain.from_iterable(ours)]
+    order = [number[id(p)] for p in chain.from_iterable(groups_now)]
     stored["state"] = {new: stored["state"][old] for new, old in enumerate(order) if old in stored["state"]}
     numbers = iter(range(len(order)))
     groups = stored["param_groups"]
     stored["param_groups"] = [
-        {**groups[min(i, len(groups) - 1)], "params": [next(numbers) for _ in group]} for i, group in enumerate(ours)
+        {**groups[min(i, len(groups) - 1)], "params": [next(numbers) for _ in group]}
+        for i, group in enumerate(groups_now)
     ]

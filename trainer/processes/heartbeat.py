@@ -45,7 +45,7 @@ T = TypeVar("T")
 _EXAMINERS = 8
 #: Frames of a stack that are shown, from the innermost; processes that a line names.
 _FRAMES, _NAMED = 12, 8
-#: Time, in seconds, that the end waits for files, and for those that are told.
+#: Time, in seconds, that the end waits for files, and for the ranks that learn of it.
 _FILES_S = 10.0
 #: Runs that this process has watched: a new one must not read the posts of the last.
 _watches = count()

@@ -94,9 +94,9 @@ def raise_on_every_rank(error: Exception | None) -> None:
         mine = None if error is None else str(error) if known else f"rank {rank()}: {type(error).__name__}: {error}"
         messages: list[str | None] = [None] * world_size()
         dist.all_gather_object(messages, mine)
-        theirs = next((text for text in messages if text is not None), None)
-        if error is None and theirs is not None:
-            error = RunError(theirs)
+        first = next((text for text in messages if text is not None), None)
+        if error is None and first is not None:
+            error = RunError(first)
     if error is not None:
         raise error
 

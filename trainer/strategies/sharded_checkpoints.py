@@ -77,12 +77,12 @@ class ShardedCheckpoints(Strategy):
         Raises:
             RunError: the checkpoint belongs to another model.
         """
-        stored, ours = checkpoint["state_dict"], self.lightning_module_state_dict()
-        if strict and (odd := sorted(ours.keys() ^ stored.keys())):
-            who = "the checkpoint" if odd[0] in ours else "the model"
+        stored, loaded = checkpoint["state_dict"], self.lightning_module_state_dict()
+        if strict and (odd := sorted(loaded.keys() ^ stored.keys())):
+            who = "the checkpoint" if odd[0] in loaded else "the model"
             raise RunError(f"{who} has no {odd[0]}; the run's config.yaml is another model's")
-        for name in ours.keys() & stored.keys():
-            load_into(ours[name], stored[name])
+        for name in loaded.keys() & stored.keys():
+            load_into(loaded[name], stored[name])
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load this rank's part of the optimizer's state, sharded as its parameters are."""

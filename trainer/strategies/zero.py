@@ -66,7 +66,7 @@ def load_operator(builder: Any) -> None:
     """Load one of DeepSpeed's operators, building it if needed. DeepSpeed itself then finds it loaded.
 
     Processes do so one after another, under a lock that ends with its process, so that the lock that torch's own
-    builds leave when they are killed can be told from that of a build that runs.
+    builds leave when they are killed differs from that of a build that runs.
     """
     from torch.utils.cpp_extension import _get_build_directory
 
@@ -359,9 +359,9 @@ class ZeroStrategy(ShardedCheckpoints, DeepSpeedStrategy):
         groups = [
             {
                 **{name: value for name, value in of_engine.items() if name != "params"},
-                "params": [next(numbers) for _ in ours["params"]],
+                "params": [next(numbers) for _ in of_module["params"]],
             }
-            for of_engine, ours in zip(optimizer.param_groups, self._module.parameter_groups(), strict=True)
+            for of_engine, of_module in zip(optimizer.param_groups, self._module.parameter_groups(), strict=True)
         ]
         return {"state": self._state().shards(), "param_groups": groups}
 
@@ -369,8 +369,8 @@ class ZeroStrategy(ShardedCheckpoints, DeepSpeedStrategy):
         """Load the state into the engine, whose weights are loaded by now."""
         (stored,) = checkpoint["optimizer_states"]
         self._state().load(stored["state"])
-        for group, theirs in zip(self.optimizers[0].param_groups, stored["param_groups"], strict=True):
-            group.update({name: value for name, value in theirs.items() if name != "params"})
+        for group, saved in zip(self.optimizers[0].param_groups, stored["param_groups"], strict=True):
+            group.update({name: value for name, value in saved.items() if name != "params"})
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run the backward pass without DeepSpeed's division by the micro-batches of a step: Lightning has divided the

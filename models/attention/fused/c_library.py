@@ -17,7 +17,7 @@ from ....files import atomic_path, one_line, user_path
 
 _FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 _INSTRUCTIONS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma")
-#: Seconds after which a compiler is taken not to come back; ours takes one.
+#: Seconds after which a compiler is taken not to come back; this library takes one.
 _PATIENCE = 120
 
 

@@ -47,7 +47,7 @@ _LEFT_OUT = {
     *((("models.attention.scores", "Scores"), name) for name in ("softmax", "lse", "_sloped")),
     (("models.attention.document_mask", "Documents"), "attend"),
 }
-#: Modules whose classes are called from outside, all methods of theirs.
+#: Modules whose classes are called from outside, in all their methods.
 _CALLED_FROM_OUTSIDE = {module for module, _ in _ROOTS.values()}
 
 _TITLES = {
@@ -71,8 +71,8 @@ class _Module:
     docstring: str
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict)
     """Definitions in their order; an assignment includes the string after it."""
-    ours: dict[str, Name] = field(default_factory=dict)
-    """Names imported from modules of ours."""
+    internal: dict[str, Name] = field(default_factory=dict)
+    """Names imported from modules of this package."""
     others: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     """Names imported from elsewhere: module, and the name in it or None for the module itself."""
 
@@ -87,7 +87,7 @@ def _read(name: str) -> _Module:
         if isinstance(node, ast.ImportFrom) and node.level:
             base = name.split(".")[: -node.level] + (node.module or "").split(".")
             for alias in node.names:
-                found.ours[alias.asname or alias.name] = (".".join(filter(None, base)), alias.name)
+                found.internal[alias.asname or alias.name] = (".".join(filter(None, base)), alias.name)
         elif isinstance(node, ast.ImportFrom):
             found.others |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -110,8 +110,8 @@ def _read(name: str) -> _Module:
 def _resolved(name: Name) -> Name:
     """Find the module that defines a name, through any re-exports, or its replacement."""
     module = _read(name[0])
-    if name[1] not in module.definitions and name[1] in module.ours:
-        return _resolved(module.ours[name[1]])
+    if name[1] not in module.definitions and name[1] in module.internal:
+        return _resolved(module.internal[name[1]])
     return _REPLACED.get(name, name)
 
 
@@ -145,7 +145,7 @@ def _walk(name: Name, called: set[str]) -> Iterator[ast.AST]:
 def _uses(name: Name, called: set[str]) -> set[str]:
     """Return the top-level names of its module that a definition uses."""
     module = _read(name[0])
-    there = module.definitions.keys() | module.ours.keys() | module.others.keys()
+    there = module.definitions.keys() | module.internal.keys() | module.others.keys()
     return {one.id for one in _walk(name, called) if isinstance(one, ast.Name)} & there - {name[1]}
 
 
@@ -159,8 +159,8 @@ def _reached(roots: list[Name], called: set[str]) -> set[Name]:
         found.add(name)
         module = _read(name[0])
         for used in _uses(name, called):
-            if used in module.ours:
-                pending.append(module.ours[used])
+            if used in module.internal:
+                pending.append(module.internal[used])
             elif used in module.definitions:
                 pending.append((module.name, used))
     return found
@@ -177,7 +177,7 @@ def _order(root: str) -> list[str]:
 
     def visit(module: str) -> None:
         if module not in found and PACKAGE.joinpath(*module.split(".")).with_suffix(".py").is_file():
-            for imported, _ in _read(module).ours.values():
+            for imported, _ in _read(module).internal.values():
                 visit(imported)
             found.append(module)
 
@@ -231,7 +231,7 @@ def _imports(names: set[Name], called: set[str], elsewhere: set[Name]) -> str:
                 else:
                     parts.setdefault(source, set()).add(inner if inner == used else f"{inner} as {used}")
                 continue
-            target = _resolved(module.ours.get(used, (module.name, used)))
+            target = _resolved(module.internal.get(used, (module.name, used)))
             if target[1] != used:
                 raise ValueError(f"{module.name}: {used} has another name in {target[0]}: give it one name")
             if target in elsewhere:

@@ -42,7 +42,7 @@ def test_a_published_model_has_the_tensors_that_transformers_gives_it(name, fami
     expected = {
         n.replace("lm_head", "embed_out") if family == "gpt_neox" else n: p for n, p in theirs.named_parameters()
     }
-    found = {part.theirs: part.shape for part in tensor_mappings(config, family_of(config))}
+    found = {part.hf_name: part.shape for part in tensor_mappings(config, family_of(config))}
     assert found == {name: tuple(parameter.shape) for name, parameter in expected.items()}
 
 
