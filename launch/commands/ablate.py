@@ -36,7 +36,7 @@ def add_options(parser: Parser) -> None:
         "--jobs",
         type=int | None,
         metavar="N",
-        help="Runs at a time, by default 1; they share the cores. Of an array, tasks at a time; by default all.",
+        help="Runs at a time, by default 1; they share the cores. With an array: tasks at a time, by default all.",
     )
     parser.add_argument(
         "--retries", type=int, default=1, metavar="N", help="How often a run that failed is started again."

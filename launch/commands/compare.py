@@ -31,7 +31,7 @@ def add_options(parser: Parser) -> None:
         "--step",
         type=str | None,
         metavar="N,N|all",
-        help="Of runs: compare them after each of these steps; of one run, its checkpoints with one another.",
+        help="Compare runs after each of these steps, or the checkpoints of one run with one another.",
     )
     add_probe_kind(
         parser, "What they are shown; by default text where --data or --barrier is given, else random tokens."

@@ -35,17 +35,17 @@ def add_options(parser: Parser) -> None:
         help="A run (its last checkpoint), RUN@STEP (@0 is its birth), a checkpoint, each with @ema or @meanK for "
         "averaged weights, CONFIG@SEED (a birth) or a GGUF file.",
     )
-    parser.add_argument("--step", type=int | None, metavar="N", help="Of a run, the checkpoint after N steps.")
+    parser.add_argument("--step", type=int | None, metavar="N", help="Take a run's checkpoint after N steps.")
     parser.add_argument("out", type=str, metavar="DIR", help="New folder.")
     parser.add_argument(
         "--dtype",
         type=Literal["float32", "bfloat16", "float16"] | None,
-        help="Of the weights; by default as trained, float32.",
+        help="Type of the weights; by default as trained, float32.",
     )
     parser.add_argument(
         "--own_code",
         action="store_true",
-        help="Write our own modelling code also where transformers has the architecture.",
+        help="Write modelling code of Birthmark even if transformers has the architecture.",
     )
     parser.add_argument(
         "--gguf",
@@ -55,7 +55,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--merge",
         action="store_true",
-        help="Of a run that trained a LoRA: write the whole model with the LoRA in its weights. Else the adapter alone "
+        help="Write the whole model of a run that trained a LoRA, with the LoRA in its weights. Else the adapter alone "
         "is written, as peft reads it (docs/exchange.md).",
     )
     parser.add_argument(

@@ -54,7 +54,7 @@ def add_options(parser: Parser) -> None:
         "--drive", type=float, default=2.0, metavar="GB/S", help="That a machine writes to the run's file system."
     )
     parser.add_argument("--tokens", type=float | None, metavar="N", help="To train on; by default those of max_steps.")
-    parser.add_argument("--price", type=float, default=2.0, help="Of an hour of one GPU, in any currency.")
+    parser.add_argument("--price", type=float, default=2.0, help="Price of an hour of one GPU, in any currency.")
     parser.add_argument("--alone", action="store_true", help="Plan the config as it is, without alternatives.")
     parser.add_argument("--json", action="store_true", help="Print it as JSON, in bytes and seconds.")
 

@@ -18,7 +18,7 @@ SUMMARY = "Let a model continue a text."
 def add_options(parser: Parser) -> None:
     """Add the options for the model, the prompt and the sampling."""
     add_model(parser)
-    parser.add_argument("--step", type=int | None, metavar="N", help="Of a run, the checkpoint after N steps.")
+    parser.add_argument("--step", type=int | None, metavar="N", help="Take a run's checkpoint after N steps.")
     parser.add_argument("--prompt", type=str, default="", help="Text to continue; none begins a new one.")
     parser.add_argument("--max_tokens", type=int, default=100, metavar="N", help="Tokens to write at most.")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest token.")

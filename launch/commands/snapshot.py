@@ -39,7 +39,7 @@ def add_options(parser: Parser) -> None:
         "--step",
         type=int | None,
         metavar="N",
-        help="Of a run, the checkpoint after N steps; of a model of transformers, the steps to put in its snapshot.",
+        help="Take a run's checkpoint after N steps; for a model of transformers, the step that its snapshot names.",
     )
     add_probe_kind(
         parser,

@@ -102,17 +102,17 @@ NEURONS = (
     _listed_unit(
         "neuron_first",
         label="|activation| at position 0",
-        definition="Of these units: mean absolute activation at position 0 (definitions §7).",
+        definition="Mean absolute activation of these units at position 0 (definitions §7).",
     ),
     _listed_unit(
         "neuron_others",
         label="|activation| elsewhere",
-        definition="Of these units: mean absolute activation at the other positions (definitions §7).",
+        definition="Mean absolute activation of these units at the other positions (definitions §7).",
     ),
     _listed_unit(
         "neuron_z",
         label="robust z",
-        definition="Of these units: robust z of the activation at position 0 (definitions §7).",
+        definition="Robust z of these units' activation at position 0 (definitions §7).",
         scale="log",
         control=10.0,
         control_label="threshold",
@@ -120,7 +120,7 @@ NEURONS = (
     _listed_unit(
         "neuron_ratio",
         label="ratio",
-        definition="Of these units: the activation at position 0 over that at the others; inf where silent elsewhere "
+        definition="Activation of these units at position 0 over that at the others; inf if silent elsewhere "
         "(definitions §7).",
         scale="log",
         control=5.0,
@@ -129,28 +129,28 @@ NEURONS = (
     _listed_unit(
         "neuron_is_super",
         label="super",
-        definition="Of these units: whether it is a super neuron (bool, definitions §7).",
+        definition="True for super neurons among these units (bool, definitions §7).",
         format="d",
     ),
     _listed_unit(
         "neuron_gate_norm",
         label="norm of the gate column",
-        definition="Of these units: norm of the gate column; NaN without a gate (definitions §7).",
+        definition="Norm of these units' gate column; NaN without a gate (definitions §7).",
     ),
     _listed_unit(
         "neuron_up_norm",
         label="norm of the up column",
-        definition="Of these units: norm of the up column (definitions §7).",
+        definition="Norm of these units' up column (definitions §7).",
     ),
     _listed_unit(
         "neuron_down_sparsity",
         label="sparsity of the down row",
-        definition="Of these units: max/mean of the absolute down row (definitions §7).",
+        definition="Max/mean of these units' absolute down row (definitions §7).",
     ),
     _listed_unit(
         "neuron_down_dimension",
         label="channel of the down row",
-        definition="Of these units: the residual channel that the down row writes most into (int64, definitions §7).",
+        definition="Residual channel into which these units' down row writes most (int64, definitions §7).",
         format="d",
     ),
 )

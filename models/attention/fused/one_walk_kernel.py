@@ -269,7 +269,7 @@ def _add_to_keys(  # type: ignore[no-untyped-def]
         there = row < n_queries
         q_tile = _rows_of(q, row, q_row, n_queries, K, K_BLOCK)
         d_tile = _rows_of(d_out, row, d_row, n_queries, V, V_BLOCK)
-        # Of queries past the last one the weights are 0: exp2(−inf).
+        # Queries past the last one get weights of 0: exp2(−inf).
         lse_of = tl.load(lse + row, mask=there, other=float("inf")) * _TO_POWERS
         scores = tl.dot(k, tl.trans(q_tile), input_precision=PRECISION) * power
         weights = tl.exp2(scores - lse_of[None, :])
