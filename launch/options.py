@@ -110,6 +110,13 @@ def add_json(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="Print it as JSON.")
 
 
+def add_picture(parser: Parser) -> None:
+    """Add the option that names a picture to draw."""
+    parser.add_argument(
+        "--out", type=str | None, metavar="PNG", help="Picture, with its numbers beside it; none by default."
+    )
+
+
 def add_probe(parser: Parser, n_sequences: int, seq_len: int | None) -> None:
     """Add the options of a random probe; with ``seq_len`` None its length depends on the model."""
     length = "by default 64, or as many as the model reads" if seq_len is None else f"by default {seq_len}"

@@ -36,6 +36,12 @@ def print_written(what: str, path: Path) -> None:
     Console(stderr=True).print(f"{what}: {path}", highlight=False, soft_wrap=True, markup=False)
 
 
+def print_picture(path: Path) -> None:
+    """Tell the user the path of a written picture, and of its numbers beside it."""
+    print_written("picture", path)
+    print_written("numbers", path.with_suffix(".csv"))
+
+
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -65,7 +65,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ...report.compared_models import as_json, print_compared, write_folder, write_picture
-    from ...report.terminal import bar, picture_path, print_json, print_written
+    from ...report.terminal import bar, picture_path, print_json, print_picture, print_written
     from ...trainer.by_name.between_named import Comparer, names_at_steps
 
     settings = _settings(options)
@@ -105,8 +105,7 @@ def run(options: Namespace) -> int:
         print_written("pictures and numbers", folder)
     elif picture is not None:
         write_picture(picture, found)
-        print_written("picture", picture)
-        print_written("numbers", picture.with_suffix(".csv"))
+        print_picture(picture)
     return 0
 
 

@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ...measure.config import SnapshotConfig
 from ...measure.intervention_kinds import KINDS, Around, Fill, Intervention, KindName
 from ...trainer.config_parser import Parser
-from ..options import add_data, add_json, add_model, add_probe, check_probe, data_named, read_numbers
+from ..options import add_data, add_json, add_model, add_picture, add_probe, check_probe, data_named, read_numbers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,9 +86,7 @@ def add_options(parser: Parser) -> None:
     )
     add_data(parser, "the run's own validation text")
     add_probe(parser, 64, 64)
-    parser.add_argument(
-        "--out", type=str | None, metavar="PNG", help="Picture, with its numbers beside it; none by default."
-    )
+    add_picture(parser)
     add_json(parser)
 
 
@@ -98,7 +96,7 @@ def run(options: Namespace) -> int:
 
     from ...findings.interventions import intervention_sentence
     from ...report.pictures.single_commands import write_intervention
-    from ...report.terminal import bar, picture_path, print_json, print_written
+    from ...report.terminal import bar, picture_path, print_json, print_picture
     from ...trainer.by_name.intervention_probe import check_probe_name, intervene_on
     from ...trainer.by_name.loaded_model import load_named
     from ...trainer.by_name.model_names import open_any_source
@@ -126,8 +124,7 @@ def run(options: Namespace) -> int:
         _print(found, options.model, probe, Console())
     if out is not None:
         write_intervention(found, options.model, probe, out)
-        print_written("picture", out)
-        print_written("numbers", out.with_suffix(".csv"))
+        print_picture(out)
     return 0
 
 

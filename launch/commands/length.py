@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from ...errors import RunError, UsageError
 from ...schema import outside
 from ...trainer.config_parser import Parser
-from ..options import MODEL_NAMES, add_data, add_json, data_named
+from ..options import MODEL_NAMES, add_data, add_json, add_picture, data_named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,9 +62,7 @@ def add_options(parser: Parser) -> None:
         help="Sequences to read; by default 32, and 8 of models that were trained on more than 512 positions.",
     )
     parser.add_argument("--batch_size", type=int, default=8, metavar="B", help="Sequences at once.")
-    parser.add_argument(
-        "--out", type=str | None, metavar="PNG", help="Picture, with its numbers beside it; none by default."
-    )
+    add_picture(parser)
     add_json(parser)
 
 
@@ -73,7 +71,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ...report.pictures.single_commands import write_length
-    from ...report.terminal import picture_path, print_json, print_written
+    from ...report.terminal import picture_path, print_json, print_picture
 
     bounds = {"n_sequences": (2, 1 << 24), "batch_size": (1, 1 << 24), "prefix": (1, 1 << 27), "window": (1, 1 << 27)}
     bounds = {name: bound for name, bound in bounds.items() if options[name] is not None}
@@ -89,8 +87,7 @@ def run(options: Namespace) -> int:
         _print(found, Console())
     if out is not None:
         write_length(found, out)
-        print_written("picture", out)
-        print_written("numbers", out.with_suffix(".csv"))
+        print_picture(out)
     return 0
 
 

@@ -11,7 +11,7 @@ from ...errors import RunError, UsageError
 from ...files import strict
 from ...measure.config import SnapshotConfig
 from ...trainer.config_parser import Parser
-from ..options import add_data, add_json, add_model, add_probe, check_probe, data_named
+from ..options import add_data, add_json, add_model, add_picture, add_probe, check_probe, data_named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,9 +33,7 @@ def add_options(parser: Parser) -> None:
     )
     add_data(parser, "a run's own validation text, else random tokens", "Text for the loss")
     add_probe(parser, 64, None)
-    parser.add_argument(
-        "--out", type=str | None, metavar="PNG", help="Picture, with its numbers beside it; none by default."
-    )
+    add_picture(parser)
     add_json(parser)
 
 
@@ -46,7 +44,7 @@ def run(options: Namespace) -> int:
     from ...measure.quantised.cost import quantisation_costs
     from ...measure.quantised.rounding import read_bits
     from ...report.pictures.single_commands import write_quantisation
-    from ...report.terminal import bar, picture_path, print_json, print_written
+    from ...report.terminal import bar, picture_path, print_json, print_picture
     from ...trainer.by_name.loaded_model import TextProbe, default_seq_len, load_named, random_tokens, text_for
     from ...trainer.devices import device
 
@@ -82,8 +80,7 @@ def run(options: Namespace) -> int:
         _print(found, options.model, of_text, Console())
     if out is not None:
         write_quantisation(found, options.model, out)
-        print_written("picture", out)
-        print_written("numbers", out.with_suffix(".csv"))
+        print_picture(out)
     return 0
 
 

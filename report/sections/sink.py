@@ -68,8 +68,7 @@ _MASS, _RATE = MEASURED["sink_mass"], MEASURED["sink_rate"]
 def _over_training(view: TrainingView, section: Section) -> None:
     curves = view.measured({"sink_mass": "mean over heads", "sink_mass_max": "largest head"})
     curves += view.measured({"sink_mass": "mean over heads, text probe"}, "bias_text")
-    level = view.measured({"sink_uniform": _MASS.control_label})
-    view.add_curves(section, "mass", "Sink mass over training.", curves, _MASS.axis_label, level)
+    view.add_curves(section, "mass", "Sink mass over training.", curves, _MASS.axis_label, view.controls(_MASS, curves))
     epsilons = {format_value(s.bias.get("sink_epsilon"), "g") for run in view.runs for s in run.snapshots}
     threshold = " or ".join(sorted(epsilons))
     caption = f"Share of (sequence, layer, head) whose importance of key 0 exceeds ε = {threshold}."

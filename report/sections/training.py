@@ -134,9 +134,8 @@ def _tasks_over_training(view: TrainingView, section: Section) -> None:
     if section.pictures:
         sink = MEASURED[SECTIONS["sink"].headline]
         caption = f"{sink.label.capitalize()} at the same steps."
-        level = view.measured({str(sink.control): sink.control_label})
-        before = len(section.pictures)
-        view.add_curves(section, "sink", caption, view.by_probe(sink.name), sink.axis_label, level)
+        curves, before = view.by_probe(sink.name), len(section.pictures)
+        view.add_curves(section, "sink", caption, curves, sink.axis_label, view.controls(sink, curves))
         # Beside the first of them.
         section.pictures[1:1] = [section.pictures.pop() for _ in range(len(section.pictures) - before)]
 
