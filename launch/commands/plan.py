@@ -144,7 +144,7 @@ def run(options: Namespace) -> int:
     where = f"{cluster.n_gpus} × {cluster.gpu}" + (" (processes on this machine)" if cluster.gpu == "cpu" else "")
     active = f" ({planner.n_active:,} per token)" if planner.n_active != planner.n_params else ""
     title = f"[bold]{escape(options.config)}[/bold]  {planner.n_params:,} parameters{active} on {where}"
-    say(console, title)
+    console.print(title, highlight=False, soft_wrap=True)
     if plan is None:
         say(console, f"as it is, impossible: {impossible}")
     else:

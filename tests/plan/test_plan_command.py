@@ -43,6 +43,7 @@ def test_people_read_whether_it_fits_and_what_is_best(file, capsys):
     path = str(file({"model.n_layers": 1}))
     assert main(["plan", path, "--n_gpus", "8", "--strategy", "zero2", "--price", "3"]) == 0
     out = capsys.readouterr().out
+    assert out.startswith(path)
     assert "parameters on 8 × h100-80gb" in out
     assert "zero2, micro-batch 2" in out
     assert "fits: 73.60 GB" in out
