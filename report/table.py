@@ -190,7 +190,8 @@ class Table:
         left_out = ["controls"] if _has_beside(self) and not _has_beside(shown) else []
         left_out += [column.line for column in self.columns if column.key not in {c.key for c in shown.columns}]
         if left_out:
-            say(console, f"no room for {', '.join(left_out)}: {all_columns}", wrapped=True)
+            comma = "; " if any("," in title for title in left_out) else ", "
+            say(console, f"no room for {comma.join(left_out)}: {all_columns}", wrapped=True)
 
     def _narrower(self) -> list[Table]:
         forms = [self]

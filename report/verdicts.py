@@ -41,7 +41,7 @@ def of_run(run: RunHistory) -> list[KeyFigure]:
         *([_loss(run, steps, losses)] if run.birth or losses else []),
         *_against_birth(run.start, bias),
         (_title("preference_ratio"), ratio, f"V · max p̄{when}; 1 is none"),
-        _sink_mass(newest),
+        _sink_figure(newest),
     ]
 
 
@@ -49,7 +49,7 @@ def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
     """Key figures of a snapshot; comparisons with birth only if birth is known."""
     bias, start = snapshot.bias, RunHistory.of_snapshot(snapshot).start
     figures = [
-        _sink_mass(snapshot),
+        _sink_figure(snapshot),
         _dominance(snapshot),
         (_title("preference_ratio"), _value("preference_ratio", bias), "V · max p̄; 1 is none"),
     ]
@@ -110,7 +110,7 @@ def _loss(run: RunHistory, steps: list[int], losses: list[float]) -> KeyFigure:
     return "Validation loss", value, f"unigram entropy {unigram}, {loss.unit}{last}"
 
 
-def _sink_mass(snapshot: Snapshot | None) -> KeyFigure:
+def _sink_figure(snapshot: Snapshot | None) -> KeyFigure:
     """Return the sink mass on text, if measured, with the figure of random tokens beside it."""
     summary: Mapping[str, Any] = snapshot.summary if snapshot else {}
     reading = SinkReading.leading(snapshot)
