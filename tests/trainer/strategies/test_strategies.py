@@ -60,7 +60,7 @@ needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="DeepSpeed, an op
 ZERO = ["zero1", "zero2", "zero3"]
 
 #: Steps of a run. More of AdamW, under strategies in turn: test_optimizers_of_strategies.py.
-STEPS = 2
+STEPS = 3
 
 #: A run without snapshots and averages.
 BARE = ["--snapshot.enabled=false", "--optim.ema=null"]
@@ -166,7 +166,7 @@ def assert_alike(found, single):
     for key in ("train/loss", "train/grad_norm", "val/loss"):
         ours, theirs = logged(found, key), logged(single, key)
         assert ours.keys() == theirs.keys()
-        assert len(ours) == STEPS
+        assert len(ours) == (2 if key == "val/loss" else STEPS)
         assert ours == pytest.approx(theirs, rel=1e-5)
     scores = [logged(r, "eval/backcopy/excess_loss") for r in (found, single)]
     assert len(scores[0]) >= 2
