@@ -165,7 +165,8 @@ def _check_kind(value: Any, kind: Any, where: str) -> None:
 def _check_bounds(value: Any, bounds: Bounds, where: str) -> None:
     size, what = (len(value), "has the length ") if isinstance(value, (str, list, dict)) else (value, "is ")
     if not bounds.least <= size <= bounds.most:
-        raise SchemaError(f"{where or 'the whole'} {what}{quoted(size)}, not {bounds.least:g} to {bounds.most:g}")
+        wanted = f"{bounds.least:g}" if bounds.least == bounds.most else f"{bounds.least:g} to {bounds.most:g}"
+        raise SchemaError(f"{where or 'the whole'} {what}{quoted(size)}, not {wanted}")
 
 
 def _check_union(value: Any, kinds: Sequence[Any], where: str) -> None:

@@ -16,6 +16,7 @@ class Tree(TypedDict):
     leaves: list[Leaf]
     by_name: NotRequired[dict[str, float | None]]
     kind: Literal["a", 2]
+    digest: NotRequired[Annotated[str, Bounds(4, 4)]]
 
 
 LEAVES = [{"n": 3, "name": None}, {"n": 0, "other": ...}]
@@ -37,6 +38,7 @@ def test_what_a_schema_says_is_taken():
         ({"leaves": [{"n": True}]}, "leaves[0].n is True, not a whole number"),
         ({"leaves": [{"n": 11}]}, "leaves[0].n is 11, not 0 to 10"),
         ({"leaves": [{"n": 1, "name": 7}]}, "leaves[0].name is 7, not text or null"),
+        ({"digest": "abc"}, "digest has the length 3, not 4"),
         ({"by_name": {"x": "1"}}, "by_name.x is '1', not a number or null"),
         ({"by_name": {"x": 10**400}}, "by_name.x is a number of very many digits, not a number or null"),
         ({"by_name": {1: 1.0}}, "a name in by_name is 1, not text"),
