@@ -28,7 +28,7 @@ from ..schema import mistyped
 from ..study.lineage.answer import answer_of_models, short_names
 from ..study.lineage.comparison import check_comparable, check_probe, choose_probe, compare_models
 from ..study.lineage.options import ProbeOptions
-from ..trainer.by_name.between_named import Comparer, comparison_problems
+from ..trainer.by_name.comparison import Comparer, comparison_problems
 from ..trainer.by_name.model_names import AnySource, HFSource, ModelSource, open_any_source
 from .display import Displayed
 from .model import Model, loaded_of

@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..files import user_path
 from ..measure.records import RunDir, metrics_by_step
 from ..models.config import dotted
-from ..trainer.by_name.names import whole_run
+from ..trainer.by_name.name_grammar import whole_run
 from ..trainer.config import RunConfig
 from ..trainer.config_file import build_config, read_config
 from .display import Displayed

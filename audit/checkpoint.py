@@ -27,7 +27,7 @@ from ..measure.records import RunDir, is_step
 from ..models.exchange.gguf_model import GGUF_TENSORS, gguf_files, gguf_folder
 from ..models.exchange.hub import downloaded
 from ..trainer.by_name.model_names import vocabulary
-from ..trainer.by_name.names import ModelName, read_name
+from ..trainer.by_name.name_grammar import ModelName, read_name
 from ..trainer.checkpoints.stored_run import fetch_checkpoint
 from ..trainer.checkpoints.stored_tensors import CheckpointFolder
 from ..trainer.config import RunConfig

@@ -14,7 +14,7 @@ from ..findings.numbers import format_value
 from ..measure.records import Snapshot
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
-from ..pace import Pace, duration
+from ..time_left import Pace, duration
 from .evaluation import Evaluation
 from .milestones import MilestoneCallback, is_due, never
 from .snapshot import BiasSnapshot

@@ -15,8 +15,8 @@ import numpy as np
 
 from ..errors import RunError
 from ..files import delete_folder, file_sha256, make_folder, read_json, write_json
-from ..pace import Pace, duration
 from ..schema import Count, Sha256
+from ..time_left import Pace, duration
 from .batches import ShardedTokens
 from .cache import META, Meta, build_once, explained, fingerprint
 from .corpora import Corpus

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data.tokenizer import TextTokenizer
 from ..measure.measurement import evaluation_mode
-from ..measure.observed import device_of
+from ..measure.observed_metrics import device_of
 from ..measure.ranks import max_over_ranks, rank, sum_over_ranks, world_size
 from ..models.attention.kv_cache import KeyValueCache
 from ..models.decoder import Decoder

@@ -15,7 +15,7 @@ from ..data.tokenizer import TextTokenizer
 from ..errors import UsageError
 from ..files import user_path
 from ..measure.measurement import evaluation_mode
-from ..measure.observed import device_of
+from ..measure.observed_metrics import device_of
 from ..measure.ranks import rank, sum_over_ranks, world_size
 from ..models.decoder import Decoder
 from ..models.linear_cross_entropy import IGNORED

@@ -10,11 +10,11 @@ import numpy as np
 from ..files import finite_or_nan
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
-from .along_depth import Profile
 from .attention_sink import SinkReading
 from .history import RunHistory
 from .massive_channel import dominance_by_block
 from .numbers import in_prose
+from .quantities_by_block import Profile
 from .verdict import Group
 
 

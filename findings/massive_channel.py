@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..measure.records import Snapshot
-from .along_depth import Profile, stretches
+from .quantities_by_block import Profile, stretches
 from .thresholds import threshold
 from .verdict import Group, array_of
 

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..files import one_line
     from ..models.user_classes import name_user_code
     from ..urls import hide_credentials
-    from .words import normal_dashes, resolve_home
+    from .command_line import normal_dashes, resolve_home
 
     arguments = resolve_home(normal_dashes(sys.argv[1:] if argv is None else argv))
 

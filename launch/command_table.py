@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 
 from .. import __version__
 from ..trainer.config_parser import Parser
-from .words import arrange
+from .command_line import arrange
 
 #: In the order of ``birthmark --help``. Each is a module in `commands`, and is named as the module is.
 COMMANDS = (

@@ -17,7 +17,7 @@ from ..trainer.config import RunConfig
 from ..trainer.config_file import read_config
 from ..trainer.config_parser import Parser, unknown_fields
 from ..urls import keep_credentials_in
-from .words import FORM
+from .command_line import FORM
 
 #: Exit status of commands that check something, if the check fails.
 WRONG = 3

@@ -27,7 +27,7 @@ from ..metrics.rankings import Ranked, kendall_tau, rank_biased_overlap, spearma
 from ..metrics.sinks import AttentionSinks, DocumentSinks
 from ..metrics.variance import EffectiveTokens, PositionalVariance
 from ..models.observe import Site
-from .observed import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting, mlp_maps
+from .observed_metrics import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting, mlp_maps
 from .ranks import world_size
 
 #: The mean of the numbers in an array, which blocks that show nothing do not have.

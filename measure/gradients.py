@@ -27,7 +27,7 @@ from ..models.observe import Attended, Site
 from ..models.tensor_shards import full_tensor
 from .hf import HFModel
 from .measurement import Batches, Measurement, evaluation_mode
-from .observed import device_of, sizes_of
+from .observed_metrics import device_of, sizes_of
 
 # ---------------------------------------------------------------- block gradients
 # Gradients by the activations of the decoder, a block at a time, for any sharding of the weights.

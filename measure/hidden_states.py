@@ -28,7 +28,7 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .hf import HFConfig, HFModel
 from .measurement import evaluation_mode
-from .observed import device_of
+from .observed_metrics import device_of
 from .passes import batches_of, kept_states
 from .ranks import batches_of_rank, gather_rows
 

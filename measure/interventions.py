@@ -27,7 +27,7 @@ from .hf.observed_pass import first_of
 from .intervention_kinds import Aggregation, ChangedPlace, Intervention, MeanOf
 from .measurement import evaluation_mode
 from .next_tokens import first_prediction, losses_of, mean_and_error, passes, sequence_means, sequences_at_once
-from .observed import Setting, device_of
+from .observed_metrics import Setting, device_of
 
 #: Function from the result of a place in a block (from 1) to its replacement; None: unchanged.
 Tap = Callable[[int, Any], Tensor | None]

@@ -18,7 +18,7 @@ from ..models.observe import Site
 from ..models.tensor_shards import reshard
 from .builtin_metrics import OBSERVED, ObservedBirth, ObservedPreference, builtin_metrics
 from .hf import HFModel
-from .observed import Arrays, BirthReference, MetricSource, Scalars, Setting, device_of
+from .observed_metrics import Arrays, BirthReference, MetricSource, Scalars, Setting, device_of
 from .passes import (
     Batches,
     FiniteWatch,
@@ -52,7 +52,7 @@ class ObservedNewborn(ObservedBirth):
             self.kept.append(h_BTD[:, -1:].clone())
 
     def passed(self, layer: int) -> None:
-        """See :class:`~birthmark.measure.observed.Observed`."""
+        """See :class:`~birthmark.measure.observed_metrics.Observed`."""
         assert self.birth is not None
         last_N1D = torch.cat(self.kept)
         self.kept = []
@@ -62,7 +62,7 @@ class ObservedNewborn(ObservedBirth):
         self.alignment.update(layer, last_N1D)
 
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`~birthmark.measure.observed.Observed`."""
+        """See :class:`~birthmark.measure.observed_metrics.Observed`."""
         assert self.birth is not None
         self.birth.mean_prob[:] = self.preference.compute().mean_prob
         return super().result()

@@ -14,7 +14,7 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .hf import HFModel
 from .hf.hf_model import HFConfig
-from .observed import device_of
+from .observed_metrics import device_of
 from .passes import documents_apart
 
 

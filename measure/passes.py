@@ -25,7 +25,7 @@ from ..models.observe import Attended, Observer, Site, Sublayer
 from ..models.tensor_shards import compute_dtype
 from .config import BATCH_SIZE
 from .hf import HFModel
-from .observed import PLACES, AttentionView, Observed, device_of
+from .observed_metrics import PLACES, AttentionView, Observed, device_of
 from .ranks import batches_of_rank, sum_over_ranks, world_size
 
 _SITES = {

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import RunError, UsageError
-from ..metrics.sums import sum_over_ranks as sum_over_ranks
+from ..metrics.summed_metrics import sum_over_ranks as sum_over_ranks
 
 T = TypeVar("T")
 

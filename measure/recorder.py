@@ -31,7 +31,7 @@ from .find_model import measurable, unwrap
 from .gradients import measure_gradients, with_gradients
 from .hf import HFModel
 from .measurement import BirthReference, Measurement, birth_reference, look, measure
-from .observed import MetricSource
+from .observed_metrics import MetricSource
 from .ranks import from_rank_zero, on_all_ranks
 from .ranks import rank as rank_of_process
 from .records import RunDir, Snapshot

@@ -12,7 +12,7 @@ from ..errors import RunError
 from ..metrics.quantities import MEASURED, METRICS
 from ..metrics.quantity import Quantity, Sizes
 from .hf import HFModel
-from .observed import Arrays, Observed, Scalars, SelfObserving, Setting, blanked
+from .observed_metrics import Arrays, Observed, Scalars, SelfObserving, Setting, blanked
 
 
 @dataclass(frozen=True)

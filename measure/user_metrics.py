@@ -21,7 +21,7 @@ from ..metrics.quantity import Quantity, Sizes
 from ..models.observe import Attended
 from ..models.tensor_shards import reshard
 from ..models.user_classes import import_user_class, in_words
-from .observed import PLACES, Arrays, MetricSource, Place, Scalars, SelfObserving, Setting
+from .observed_metrics import PLACES, Arrays, MetricSource, Place, Scalars, SelfObserving, Setting
 from .ranks import max_over_ranks
 
 
@@ -110,8 +110,8 @@ def _bits(tensor: Any) -> Tensor:
 #
 # Such a metric is a ``torchmetrics.Metric`` with a declaration of its results (class attribute ``quantities``), made
 # with the :class:`~birthmark.metrics.quantity.Sizes` of a measurement. It has a method for each place that it reads
-# (``measure/observed.py``), and ``compute`` gives its arrays and scalars by name. One that raises, or changes the
-# model, its gradients or a random state, ends the measurement with a line that names it.
+# (``measure/observed_metrics.py``), and ``compute`` gives its arrays and scalars by name. One that raises, or changes
+# the model, its gradients or a random state, ends the measurement with a line that names it.
 
 #: A metric as a user names it: ``module:Class``, the class, or one of its instances.
 MetricLike = str | type[Metric] | Metric

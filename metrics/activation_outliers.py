@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .quantity import Sizes
-from .sums import AdditiveMetric, largest_size
+from .summed_metrics import AdditiveMetric, largest_size
 
 #: Standard deviations from the mean from which on an activation is an outlier (arXiv 2306.12929, §3).
 OUTLIER_SIGMAS = 6.0

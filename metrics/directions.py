@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .sums import AdditiveMetric
+from .summed_metrics import AdditiveMetric
 
 
 class AlignmentResult(NamedTuple):

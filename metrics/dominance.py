@@ -14,7 +14,7 @@ import torch.distributed as dist
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from .sums import AdditiveMetric, PlaceMetric, sum_over_ranks
+from .summed_metrics import AdditiveMetric, PlaceMetric, sum_over_ranks
 
 # ---------------------------------------------------------------- work on many matrices at once
 

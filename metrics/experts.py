@@ -11,7 +11,7 @@ from torch import Tensor
 from .declarations.sink_causes import EXPERTS
 from .neurons import super_neurons
 from .quantity import Sizes
-from .sums import AdditiveMetric
+from .summed_metrics import AdditiveMetric
 
 
 class ExpertShares(AdditiveMetric):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sums import AdditiveMetric
+from .summed_metrics import AdditiveMetric
 
 HeadPlace = Literal["query", "key", "value"]
 HEAD_PLACES: tuple[HeadPlace, ...] = get_args(HeadPlace)

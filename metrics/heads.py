@@ -14,7 +14,7 @@ from torch import Tensor
 from .declarations.sinks import n_judged_keys
 from .quantity import Sizes
 from .sinks import KeySums, entropy_queries
-from .sums import AdditiveMetric, channel_norms, largest_over_ranks
+from .summed_metrics import AdditiveMetric, channel_norms, largest_over_ranks
 
 
 class AttentionTensors(Protocol):

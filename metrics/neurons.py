@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sums import AdditiveMetric, total_size
+from .summed_metrics import AdditiveMetric, total_size
 
 #: Robust z of a unit's mean |activation| at position 0, among its layer's units, from which on it is an outlier.
 Z_THRESHOLD = 10.0

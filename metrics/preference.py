@@ -9,7 +9,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from .sums import AdditiveMetric
+from .summed_metrics import AdditiveMetric
 
 #: Sequences whose choices are looked at together: 8 bytes for every token of the vocabulary each.
 _TOGETHER = 64

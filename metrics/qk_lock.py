@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sums import AdditiveMetric
+from .summed_metrics import AdditiveMetric
 
 _TINY = torch.finfo(torch.float64).tiny
 #: Squarings of a matrix at most: they leave nothing of an eigenvalue that is 10⁻¹⁰ of itself below the largest.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .quantity import Sizes, unlisted
 from .sinks import KeySums
-from .sums import AdditiveMetric
+from .summed_metrics import AdditiveMetric
 
 #: Hidden units of a block that are listed for each of the two maps.
 _N_UNITS = 10

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sums import AdditiveMetric
+from .summed_metrics import AdditiveMetric
 
 #: The logarithm of a weight costs as much as the softmax: so many queries of a sequence tell a head's entropy.
 _ENTROPY_QUERIES = 64

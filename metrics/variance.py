@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sums import AdditiveMetric, sum_over_ranks
+from .summed_metrics import AdditiveMetric, sum_over_ranks
 
 
 class VarianceResult(NamedTuple):

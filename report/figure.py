@@ -32,7 +32,7 @@ from .charts.stills import (
     x_ticks,
 )
 from .pictures.axes import turned_names
-from .pictures.labels import spread_apart
+from .pictures.point_labels import spread_apart
 from .pictures.style import BASE_SIZE, INK, PAPER, THEME, figure_style, pale_to_full
 from .run_history import read_runs
 from .sections.chain import sections_over_training

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from ..errors import UsageError
 from ..files import user_path
 from ..findings.numbers import in_ascii
-from ..pace import Pace, duration
+from ..time_left import Pace, duration
 
 Kind = Literal["page", "picture"]
 

@@ -23,7 +23,7 @@ from ..child_python import python_command, python_environment
 from ..errors import RunError, UsageError
 from ..files import write_text
 from ..models.user_classes import user_code_for_children
-from ..pace import Pace, duration
+from ..time_left import Pace, duration
 from ..trainer.saved_config import write_config
 from ..urls import credentials_for_children
 from .study_file import StudyRequest

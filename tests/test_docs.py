@@ -29,8 +29,8 @@ import yaml
 from markdown_it import MarkdownIt
 
 from birthmark.launch.cli import main
+from birthmark.launch.command_line import normal_dashes
 from birthmark.launch.command_table import COMMANDS, parse_command
-from birthmark.launch.words import normal_dashes
 from birthmark.trainer.by_name import shipped_configs
 
 #: Of the repository, whichever birthmark is imported: that of a wheel must run the same blocks.

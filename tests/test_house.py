@@ -23,7 +23,7 @@ ROOT = Path(birthmark.__file__).parent
 
 #: The floors, from the ground up: a room imports from lower floors only. Rooms of one floor leave each other alone.
 FLOORS = (
-    ("child_python", "errors", "files", "pace", "schema", "urls", "yaml_files"),
+    ("child_python", "errors", "files", "schema", "time_left", "urls", "yaml_files"),
     ("metrics",),
     ("models", "data"),
     ("measure",),
@@ -174,12 +174,12 @@ def test_the_readme_begins_with_the_two_commands():
 SHIPPED = [*FILES, *(ROOT / f"{name}.py" for name in FLOORS[0] if (ROOT / f"{name}.py").is_file())]
 #: Modules that start programs; docs/security.md names these programs.
 STARTERS = {
-    "audit/pickled_weights.py", "data/workers.py", "launch/commands/launch.py", "launch/grids.py",
+    "audit/pickled_weights.py", "data/workers.py", "launch/commands/launch.py", "launch/job_arrays.py",
     "models/attention/fused/c_library.py", "study/runner.py", "trainer/provenance.py",
 }  # fmt: skip
 #: Modules that name this Python and start none: files for a launcher, a line that shows it, a folder of programs.
 NAMERS = {
-    "child_python.py", "launch/commands/launch.py", "launch/grids.py", "launch/readiness.py",
+    "child_python.py", "launch/commands/launch.py", "launch/job_arrays.py", "launch/readiness.py",
     "trainer/strategies/zero.py",
 }  # fmt: skip
 STARTS = {"subprocess", "multiprocessing", "pty"}
@@ -224,7 +224,7 @@ def test_programs_are_started_in_few_places_and_a_python_by_one_function(uses):
     assert {file for file, (names, _, _) in uses.items() if "sys.executable" in names} == NAMERS
     children = {file for file, (names, _, _) in uses.items() if "python_command" in names} - {"child_python.py"}
     # A sweep's file has the command line; its agent is started by the user.
-    assert {file for file in children if "python_environment" not in uses[file][0]} == {"launch/grids.py"}
+    assert {file for file in children if "python_environment" not in uses[file][0]} == {"launch/job_arrays.py"}
     scripts = {file.name: file.read_text() for file in (ROOT / "launch").iterdir() if '$PYTHON"' in read_if_text(file)}
     assert set(scripts) == {"array.sbatch", "deepspeed.sh", "slurm.sbatch", "torchrun.sh"}
     for name, text in scripts.items():

@@ -19,7 +19,7 @@ from ..models.by_block import BlockWeights, DrawnWeights
 from ..models.config import ModelConfig, dotted
 from ..models.decoder import Decoder
 from ..models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
-from .by_name.names import read_name
+from .by_name.name_grammar import read_name
 from .checkpoints.folder_io import CheckpointWeights
 from .checkpoints.stored_tensors import load_into
 from .config import RunConfig

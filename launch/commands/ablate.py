@@ -114,7 +114,7 @@ def _check(options: Namespace) -> None:
 def _hand_over(options: Namespace, request: StudyRequest) -> int:
     """Write the launcher's file, and print the next steps."""
     from ...study.table import plan_study
-    from ..grids import LAUNCHERS, Asked, make_grid
+    from ..job_arrays import LAUNCHERS, Asked, make_grid
 
     asked = Asked(tuple(options.sbatch), options.submit)
     planned = plan_study(request)

@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
 
 def _config_and_seed(name: str) -> tuple[str, int | None]:
     """Return the config that a name means, and the seed if the name gives it: CONFIG@SEED or RUN@0."""
-    from ...trainer.by_name.names import read_name
+    from ...trainer.by_name.name_grammar import read_name
 
     found = read_name(name)
     if found.kind == "birth":

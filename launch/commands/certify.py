@@ -26,7 +26,7 @@ def run(options: Namespace) -> int:
     from ...files import user_path
     from ...measure.records import RunDir
     from ...report.terminal import bar, print_json, print_written
-    from ...trainer.by_name.names import whole_run
+    from ...trainer.by_name.name_grammar import whole_run
 
     named = whole_run(options.run, "a certificate lists all checkpoints of a run")
     found = RunDir.open(named.path)

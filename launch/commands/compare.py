@@ -66,7 +66,7 @@ def run(options: Namespace) -> int:
 
     from ...report.compared_models import as_json, print_compared, write_folder, write_picture
     from ...report.terminal import bar, picture_path, print_json, print_picture, print_written
-    from ...trainer.by_name.between_named import Comparer, names_at_steps
+    from ...trainer.by_name.comparison import Comparer, names_at_steps
 
     settings = _settings(options)
     folder = None if options.out is None or Path(options.out).suffix else Path(options.out)
@@ -111,7 +111,7 @@ def run(options: Namespace) -> int:
 
 def _settings(options: Namespace) -> SnapshotConfig:
     """Return the settings of the probe, after checking that the options agree with one another."""
-    from ...trainer.by_name.between_named import comparison_problems
+    from ...trainer.by_name.comparison import comparison_problems
 
     check_probe_kind(options)
     if options.barrier is not None and options.probe == "random":

@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from ...errors import UsageError
 from ...trainer.by_name.shipped_configs import shipped_configs
 from ...trainer.config_parser import ConfigFile, Parser
-from ..words import named_arguments, normal_dashes
+from ..command_line import named_arguments, normal_dashes
 
 SUMMARY = "Print the script with which bash, zsh or fish completes commands, fields and values."
 
@@ -67,7 +67,7 @@ def complete() -> None:
 
 
 def add_names(parser: Parser) -> None:
-    """Add the options and the words by which names may be given too (launch/words.py), for completion alone."""
+    """Add the options and the words by which names may be given too (launch/command_line.py), for completion alone."""
     for option, action in named_arguments(parser).items():
         kind = parser.bare_kind if action.dest == parser.bare else action.metavar
         parser.add_argument(option, type=str, metavar=kind)

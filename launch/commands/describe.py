@@ -26,7 +26,7 @@ def run(options: Namespace) -> int:
 
     from ...plan.describe import describe, print_description
     from ...report.terminal import print_json
-    from ...trainer.by_name.names import read_name
+    from ...trainer.by_name.name_grammar import read_name
 
     name = options.config
     found = read_name(name)

@@ -95,7 +95,7 @@ def _export(options: Namespace) -> int:
     from ...models.exchange.written_layout import MODEL_TYPE, layout_of
     from ...models.parameter_shapes import tensor_shapes
     from ...trainer.by_name.model_names import open_source_with_birth
-    from ...trainer.by_name.names import at_step
+    from ...trainer.by_name.name_grammar import at_step
     from ...trainer.checkpoints.folder_io import CheckpointWeights
 
     name, out = at_step(options.model, options.step), Path(options.out)
@@ -173,7 +173,7 @@ def _export_gguf(options: Namespace, out: Path) -> int:
     from ...models.exchange.gguf_model import gguf_files, kinds_of, write_dequantised
     from ...models.exchange.hub import pretrained_folder
     from ...report.model_card import dequantised_card
-    from ...trainer.by_name.names import read_name
+    from ...trainer.by_name.name_grammar import read_name
 
     name = options.model
     found = read_name(name)

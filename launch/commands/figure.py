@@ -31,7 +31,7 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Write the figure and print its path."""
     from ...report.figure import save_figure
-    from ...trainer.by_name.names import whole_run
+    from ...trainer.by_name.name_grammar import whole_run
 
     sizes = {"width": (options.width, 60), "height": (options.height, 60), "font_size": (options.font_size, 100)}
     for name, (value, most) in sizes.items():

@@ -202,7 +202,7 @@ def _with_birth(name: str) -> list[tuple[ModelSource, ModelSource]]:
     """Open every checkpoint of a run together with the run's birth."""
     from ...measure.records import RunDir
     from ...trainer.by_name.model_names import open_source
-    from ...trainer.by_name.names import whole_run
+    from ...trainer.by_name.name_grammar import whole_run
 
     run = RunDir.open(whole_run(name, "kin are all checkpoints of a run").path)
     steps = run.checkpoints_by_step()

@@ -20,7 +20,7 @@ from ...trainer.config import RunConfig
 from ...trainer.config_file import config_of
 from ...trainer.config_parser import Parser
 from ...urls import hide_credentials
-from ..grids import fill_in, write_executable
+from ..job_arrays import fill_in, write_executable
 
 SUMMARY = "Start one run in several processes, or write the script that does: torchrun, deepspeed or slurm."
 

@@ -133,7 +133,7 @@ def _results(options: Namespace, evict: list[int]) -> list[LengthResult]:
     from ...measure.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
     from ...report.terminal import bar
     from ...trainer.by_name.model_names import open_source
-    from ...trainer.by_name.texts import held_out_tokens
+    from ...trainer.by_name.texts_of_runs import held_out_tokens
     from ...trainer.devices import device
 
     readings = [_Reading.of(source, options.to, options.prefix) for source in map(open_source, options.models)]

@@ -62,7 +62,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
         return _with_rate(arguments, {name: value for name, value in vars(given).items() if value is not None})
     if given.config is not None:
         raise UsageError("--resume takes the config of the run itself: leave --config out, override single fields")
-    from ...trainer.by_name.names import whole_run
+    from ...trainer.by_name.name_grammar import whole_run
 
     if is_remote(given.resume):
         from ...trainer.checkpoints.stored_run import resumed_here

@@ -48,7 +48,7 @@ def run(options: Namespace) -> int:
     from ...report.snapshot_page import build_snapshot_page
     from ...report.snapshot_table import print_table
     from ...report.terminal import out_file, print_json, print_written, say
-    from ...trainer.by_name.names import whole_run
+    from ...trainer.by_name.name_grammar import whole_run
 
     if options.watch:
         return _watch(options.runs, options)
@@ -83,7 +83,7 @@ def run(options: Namespace) -> int:
 def _watch(names: Sequence[str], options: Namespace) -> int:
     """Serve the page until Ctrl-C."""
     from ...report.live import HOST, LivePage, LiveServer
-    from ...trainer.by_name.names import whole_run
+    from ...trainer.by_name.name_grammar import whole_run
 
     for name, given in (("step", options.step), ("out", options.out), ("json", options.json or None)):
         if given is not None:
@@ -106,7 +106,7 @@ def _watch(names: Sequence[str], options: Namespace) -> int:
 def _one_snapshot(names: Sequence[str], step: int | None) -> Path | None:
     """Return the folder of the one snapshot that the arguments mean; None if they mean runs."""
     from ...report.snapshot_page import find_snapshot
-    from ...trainer.by_name.names import read_name, whole_run
+    from ...trainer.by_name.name_grammar import read_name, whole_run
 
     found = [read_name(name) for name in names]
     alone = next((one for one in found if one.is_one_snapshot), None)

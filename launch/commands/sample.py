@@ -53,8 +53,8 @@ def _continuation(options: Namespace) -> Iterator[str]:
     from ...measure.hf import HFModel
     from ...models.decoder import generate
     from ...trainer.by_name.loaded_model import load_named
-    from ...trainer.by_name.names import at_step
-    from ...trainer.by_name.texts import end_tokens
+    from ...trainer.by_name.name_grammar import at_step
+    from ...trainer.by_name.texts_of_runs import end_tokens
     from ...trainer.devices import device
 
     loaded = load_named(at_step(options.model, options.step), trust_remote_code=options.trust_remote_code, tell=tell)

@@ -154,7 +154,7 @@ def run(options: Namespace) -> int:
 
 def _name_and_step(name: str, step: int | None) -> tuple[str, int | None]:
     """Return the model's name with a run's step in it, and the step to record for a model that has none itself."""
-    from ...trainer.by_name.names import at_step, read_name
+    from ...trainer.by_name.name_grammar import at_step, read_name
 
     if step is None:
         return name, None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...findings.along_depth import blocks_in_words, in_block
 from ...findings.massive_channel import massive_pairs
+from ...findings.quantities_by_block import blocks_in_words, in_block
 from ...findings.verdict import Group
 from ...metrics.quantities import MEASURED
 from ..charts.specs import CurvePanel, Drawn, Series

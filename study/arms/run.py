@@ -15,7 +15,7 @@ from ...errors import RunError, UsageError
 from ...files import read_json
 from ...report.compared_models import as_json, write_folder
 from ...report.terminal import bar, say
-from ...trainer.by_name.between_named import Comparer
+from ...trainer.by_name.comparison import Comparer
 from ...trainer.by_name.loaded_model import load_named
 from ..runner import Failure, Outputs, end_study, leaves_results, run_as_asked
 from ..study_file import StudyRequest

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
-from birthmark.measure.observed import AttentionView
+from birthmark.measure.observed_metrics import AttentionView
 from birthmark.measure.passes import MetricObserver, sequences_of_pass
 from birthmark.metrics.sinks import KeySummer, key_sums
 from birthmark.models.birth import born

@@ -8,7 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 import numpy as np
-from birthmark.metrics.sums import AdditiveMetric
+from birthmark.metrics.summed_metrics import AdditiveMetric
 from birthmark.metrics.directions import Contraction
 from birthmark.metrics.dominance import EffectiveRank
 from birthmark.metrics.variance import PositionalVariance

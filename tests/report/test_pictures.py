@@ -12,7 +12,7 @@ from birthmark.report.charts.specs import CurvePanel, Drawn, HeatmapPanel, Matri
 from birthmark.report.charts.stills import lines_of, scales_of, still
 from birthmark.report.csv_files import LabelledArray
 from birthmark.report.figure import save_panel, save_panels
-from birthmark.report.pictures.labels import place_labels
+from birthmark.report.pictures.point_labels import place_labels
 from birthmark.report.sections.dominance import DOMINANCE
 from birthmark.report.sections.section import Section
 from birthmark.report.sections.seed_mark import DIRECTION

@@ -253,7 +253,7 @@ def test_pages_of_snapshots_from_the_command_line(run, few, tmp_path, capsys):
 
 
 def test_names_are_moved_apart_as_little_as_possible():
-    from birthmark.report.pictures.labels import spread_apart
+    from birthmark.report.pictures.point_labels import spread_apart
 
     rng = np.random.default_rng(0)
     for _ in range(20):

@@ -31,7 +31,7 @@ from ...models.exchange.gguf_model import kinds_of
 from ..config_file import read_config
 from ..devices import device
 from .model_names import AnySource, ModelSource, SourceWithBirth, hf_folder_of, open_source, open_source_with_birth
-from .texts import data_of_run
+from .texts_of_runs import data_of_run
 
 #: The step of a model whose training is not known.
 UNKNOWN_STEP = -1

@@ -29,7 +29,7 @@ from ..config import RunConfig
 from ..config_file import read_config
 from ..initial_model import initialize_model
 from .hf_folder import HFFolder, find_hf_folder
-from .names import read_name
+from .name_grammar import read_name
 from .shipped_configs import nearest_config
 
 

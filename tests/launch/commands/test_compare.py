@@ -19,7 +19,7 @@ from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
-from birthmark.trainer.by_name import between_named
+from birthmark.trainer.by_name import comparison
 from birthmark.trainer.by_name.loaded_model import LoadedModel, TextProbe, load_named
 from birthmark.trainer.config_parser import Parser
 
@@ -135,8 +135,8 @@ def test_the_borders_of_a_runs_own_text_reach_the_models(monkeypatch, enliven):
     tokens = np.random.default_rng(0).integers(0, 40, (6, 8))
     losses = []
     for documents in (np.zeros_like(tokens), np.arange(8) // 3 + 0 * tokens):
-        monkeypatch.setattr(between_named, "text_for", lambda *given, shown=documents: TextProbe(tokens, shown))
-        comparer = between_named.Comparer(
+        monkeypatch.setattr(comparison, "text_for", lambda *given, shown=documents: TextProbe(tokens, shown))
+        comparer = comparison.Comparer(
             SnapshotConfig(n_sequences=6, batch_size=4), 8, 6, text=True,
             open_model=lambda name: LoadedModel(name, model, None, 0, None),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.trainer.by_name.model_names import open_source
-from birthmark.trainer.by_name.texts import held_out_tokens
+from birthmark.trainer.by_name.texts_of_runs import held_out_tokens
 
 FEW = ["--n_sequences=5", "--batch_size=2", "--to=4x"]
 

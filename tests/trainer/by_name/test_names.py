@@ -7,7 +7,7 @@ import pytest
 
 import birthmark
 from birthmark.errors import UsageError
-from birthmark.trainer.by_name.names import at_step, read_name, whole_run
+from birthmark.trainer.by_name.name_grammar import at_step, read_name, whole_run
 
 CONFIGS = Path(birthmark.__file__).parent / "configs"
 

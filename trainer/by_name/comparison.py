@@ -18,7 +18,7 @@ from ...metrics.two_models import FEWEST_EXAMPLES, minibatches
 from ..devices import device
 from .loaded_model import LoadedModel, TextProbe, default_seq_len, load_named, random_tokens, text_for
 from .model_names import vocabulary
-from .names import read_name
+from .name_grammar import read_name
 
 
 def names_at_steps(names: Sequence[str], steps: str) -> dict[int, list[str]]:

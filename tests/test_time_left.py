@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from birthmark import pace
+from birthmark import time_left
 from birthmark.measure.records import RunDir
-from birthmark.pace import Pace, duration
 from birthmark.report.terminal import bar
+from birthmark.time_left import Pace, duration
 from birthmark.trainer.run import pretrain
 
 
@@ -16,7 +16,7 @@ from birthmark.trainer.run import pretrain
 def clock(monkeypatch):
     """``clock(seconds)``: time that passes."""
     now = [1000.0]
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time_left.time, "monotonic", lambda: now[0])
 
     def wait(seconds):
         now[0] += seconds
@@ -35,11 +35,11 @@ def test_what_is_left_follows_from_what_is_done_since_the_start(clock):
 
 def test_a_line_is_due_by_time_and_not_after_another(clock):
     lines = Pace(10)
-    clock(pace.LINES_S - 1)
+    clock(time_left.LINES_S - 1)
     assert not lines.is_due()
     clock(1)
     assert (lines.is_due(), lines.is_due()) == (True, False)
-    clock(pace.LINES_S - 1)
+    clock(time_left.LINES_S - 1)
     lines.said()
     clock(1)
     assert not lines.is_due()
@@ -65,7 +65,7 @@ def test_a_bar_is_lines_on_standard_error_without_a_terminal_and_nothing_where_j
 
 
 def test_a_run_without_a_terminal_says_now_and_then_what_is_left(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(pace, "LINES_S", 0.0)
+    monkeypatch.setattr(time_left, "LINES_S", 0.0)
     said = {}
     for terminal in (False, True):
         console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=200)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from birthmark.launch.cli import main
-from birthmark.launch.grids import ranges
+from birthmark.launch.job_arrays import ranges
 from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.trainer.saved_config import write_config
 

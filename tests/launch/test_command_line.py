@@ -3,8 +3,8 @@
 import pytest
 
 from birthmark.errors import UsageError
+from birthmark.launch.command_line import named_arguments, normal_dashes
 from birthmark.launch.command_table import COMMANDS, command_parser, parse_command
-from birthmark.launch.words import named_arguments, normal_dashes
 
 #: Words that each command needs beside its name of a config or a model.
 NEEDS = {
