@@ -95,6 +95,7 @@ def by_block(quantities: Iterable[Quantity]) -> list[tuple[Quantity, Column]]:
     block.
     """
     every = list(quantities)
-    blocks = {q.name for q in every if q.axes[:1] in (("layer",), ("state",))}
-    shown = [(q, q.by_block) for q in every if q.by_block is not None and q.array in blocks]
+    n_axes = {q.name: len(q.axes) for q in every if q.axes[:1] in (("layer",), ("state",))}
+    shown = [(q, q.by_block) for q in every if q.by_block is not None and (n_axes.get(q.array) == 1 or q.per_block)]
+    shown = [(q, column) for q, column in shown if q.array in n_axes]
     return sorted(shown, key=lambda pair: pair[1].place)
