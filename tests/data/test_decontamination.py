@@ -9,7 +9,7 @@ from birthmark.data import splitting
 from birthmark.data.config import DataConfig
 from birthmark.data.encode import Document
 from birthmark.data.prepare import prepare
-from birthmark.data.splitting import NGrams, told
+from birthmark.data.splitting import NGrams, duplicates_in_words
 from birthmark.data.tokenised import tokenise
 from birthmark.errors import UsageError
 
@@ -80,7 +80,7 @@ def test_training_documents_are_left_out_and_counted(config, tmp_path, n_workers
         "val": before["documents"]["val"],
     }
     assert after["decontaminate"]["n_grams"] == len(evaluation)
-    assert told(after).endswith(f"{left_out} repeat an evaluation text and are left out of the training")
+    assert duplicates_in_words(after).endswith(f"{left_out} repeat an evaluation text and are left out of the training")
     # The tokenizer saw none of it either.
     assert after["tokenizer_hash"] != plain.tokenizer.sha256 if plain.tokenizer else False
 

@@ -16,7 +16,7 @@ from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.documents import OUT, TRAIN, VAL, WITHIN, text_hash
 from birthmark.data.prepare import prepare
-from birthmark.data.splitting import codes_by_content, duplicates, told
+from birthmark.data.splitting import codes_by_content, duplicates, duplicates_in_words
 from birthmark.errors import RunError
 from birthmark.trainer.run_folder import same_corpus
 
@@ -82,7 +82,7 @@ def test_a_mixture_of_folders_does_not_leak(config):
         assert len(is_val) == 1, i
     assert data.record["sources"]["a"]["duplicates"] == 1
     assert data.record["duplicates_across_sources"] == 20
-    assert told(data.record) == (
+    assert duplicates_in_words(data.record) == (
         "documents: 1 repeat an earlier one of their source; 20 texts stand in another source too"
     )
     # By their names, which they had before, some would stand on both sides.

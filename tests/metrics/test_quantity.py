@@ -65,8 +65,10 @@ def test_tables_are_ordered_by_place():
     first = ["val/loss", "train/loss", "val/loss_trigger", "seedprint/z"]
     assert [q.name for q, _ in over_training(every)][:4] == first
     assert [q.name for q, _ in by_block(every)][:3] == ["inter", "intra", "alignment"]
-    last = Quantity("mine", ("layer", "head"), scalar="mean", definition="Mine.")
+    last = Quantity("mine", ("layer", "head"), scalar="mean", per_block="mean", definition="Mine.")
     assert [over_training([last, *every])[-1][0], by_block([last, *every])[-1][0]] == [last, last]
+    # Without a reduction it has no one number for each block.
+    assert by_block([replace(last, per_block="")]) == []
 
 
 @pytest.mark.parametrize(
