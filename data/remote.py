@@ -179,9 +179,9 @@ class Store:
 
     def _beside(self) -> Iterator[Found]:
         """Find the files that describe the tokens of the one that the URL names."""
-        stem, suffix = self._root, PurePosixPath(name_of(self.url)).suffix
+        suffix = PurePosixPath(name_of(self.url)).suffix
         for other in _BESIDE.get(suffix, ()):
-            path = stem.removesuffix(suffix) + other
+            path = self._root.removesuffix(suffix) + other
             try:
                 yield Found(name_of(path), path, self._facts(path))
             except UsageError:

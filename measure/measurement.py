@@ -52,7 +52,7 @@ class ObservedNewborn(ObservedBirth):
             self.kept.append(h_BTD[:, -1:].clone())
 
     def passed(self, layer: int) -> None:
-        """See :class:`~birthmark.measure.observed_metrics.Observed`."""
+        """Take the block's direction for the birth's, and compare its states with it."""
         assert self.birth is not None
         last_N1D = torch.cat(self.kept)
         self.kept = []
@@ -62,7 +62,7 @@ class ObservedNewborn(ObservedBirth):
         self.alignment.update(layer, last_N1D)
 
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`~birthmark.measure.observed_metrics.Observed`."""
+        """Return scalars and arrays, with the preferences of this pass for those of the birth."""
         assert self.birth is not None
         self.birth.mean_prob[:] = self.preference.compute().mean_prob
         return super().result()

@@ -96,6 +96,6 @@ def by_block(quantities: Iterable[Quantity]) -> list[tuple[Quantity, Column]]:
     """
     every = list(quantities)
     n_axes = {q.name: len(q.axes) for q in every if q.axes[:1] in (("layer",), ("state",))}
-    shown = [(q, q.by_block) for q in every if q.by_block is not None and (n_axes.get(q.array) == 1 or q.per_block)]
-    shown = [(q, column) for q, column in shown if q.array in n_axes]
+    reduced = [q for q in every if q.array in n_axes and (q.per_block or n_axes[q.array] == 1)]
+    shown = [(q, q.by_block) for q in reduced if q.by_block is not None]
     return sorted(shown, key=lambda pair: pair[1].place)

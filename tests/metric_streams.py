@@ -21,7 +21,7 @@ N, L, H, T, D, K, V = 10, 2, 2, 6, 8, 4, 30
 
 
 class Probe(NamedTuple):
-    """What a pass shows of ten sequences; ``[places, N, …]``, but for logits and tokens."""
+    """Content of a pass over ten sequences; ``[places, N, …]``, but for logits and tokens."""
 
     states: torch.Tensor
     queries: torch.Tensor

@@ -1,4 +1,4 @@
-"""What several tests compare with: observers that keep what a pass shows, and slow formulas on whole matrices."""
+"""Oracles of several tests: observers that keep what a pass shows, and slow formulas on whole matrices."""
 
 import math
 

@@ -32,7 +32,7 @@ def weights(run, step):
 
 
 def same_weights(a, b, step):
-    """Whether two runs have the same weights and buffers at a step, to the bit."""
+    """Say if two runs have the same weights and buffers at a step, to the bit."""
     ours, theirs = weights(a, step), weights(b, step)
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 

@@ -26,7 +26,7 @@ SPECTRAL = {"effective_rank", "singular_values"}
 
 
 def mean_cosine(x):
-    """Of all pairs of rows ``[…, n, D]``, and the mean over the rest."""
+    """Average the cosine over all pairs of rows ``[…, n, D]``, and over the rest."""
     u = torch.nn.functional.normalize(x, dim=-1)
     n = u.shape[-2]
     return ((u.sum(-2).square().sum(-1) - u.square().sum((-1, -2))) / (n * (n - 1))).mean()
@@ -226,7 +226,7 @@ def kind(name):
 
 
 def differences(found, expected):
-    """Of every array and scalar of a measurement, its difference from the arrays and scalars expected."""
+    """Return the difference of every array and scalar of a measurement from those expected."""
     arrays, scalars = expected
     of_arrays = {name: difference(name, found.arrays[name], value) for name, value in arrays.items()}
     of_scalars = {f"{name}, scalar": difference(name, [found.scalars[name]], [v]) for name, v in scalars.items()}

@@ -133,6 +133,8 @@ def write(name, folder):
             return {"path": str(litdata(folder / "train", DOCUMENTS))}
         case "datatrove":
             return {"path": str(datatrove(folder / "00000_shuffled.ds", DOCUMENTS))}
+        case "MDS":
+            return {"path": str(mds(folder / "train", np.array(FLAT[:1000], dtype="<i4").reshape(10, 100)))}
     raise AssertionError(name)
 
 
@@ -203,11 +205,8 @@ def test_documents_stay_whole(name, config, tmp_path):
 def test_a_store_gives_the_tokens_of_the_disk(name, config, tmp_path, monkeypatch):
     """In blocks of 64 bytes, so that each format's files take many."""
     monkeypatch.setattr(stored_tokens, "BLOCK_BYTES", 64)
-    if name == "MDS":
-        fields = {"path": str(mds(tmp_path / "files", np.array(FLAT[:1000], dtype="<i4").reshape(10, 100)))}
-    else:
-        (tmp_path / "files").mkdir()
-        fields = write(name, tmp_path / "files")
+    (tmp_path / "files").mkdir()
+    fields = write(name, tmp_path / "files")
     here = prepare(config(**fields), vocab_size=VOCAB, seq_len=SEQ_LEN)
     store = fsspec.filesystem("memory")
     store.put(str(tmp_path / "files"), "/held", recursive=True)

@@ -40,7 +40,7 @@ def trained(config=CONFIG):
 
 @torch.no_grad()
 def whole_pass(model, tokens):
-    """What one pass shows, kept whole, with the weights of a plain softmax (tests/slow_snapshot.py)."""
+    """Keep all that one pass shows, with the weights of a plain softmax (tests/slow_snapshot.py)."""
     seen, blocks = Seen(), model.blocks
     logits = model(tokens, observer=seen)[:, -1].double()
     attended = [*seen.attended.values()]
@@ -60,7 +60,7 @@ def whole_pass(model, tokens):
 
 
 def against_birth(now, newborn):
-    """What is compared with a birth: alignment, drift and energy share of each state; scalars of rankings."""
+    """Compare with a birth: alignment, drift and energy share of each state; scalars of rankings."""
     found = {"alignment": [], "drift": [], "energy_share": []}
     for h, born_h in zip(now.states, newborn.states, strict=True):
         h, seed = h[:, -1].double(), born_h[:, -1].double().mean(0)
