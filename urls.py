@@ -123,7 +123,12 @@ def credentials_for_children() -> dict[str, str]:
 
 
 def with_credentials(bare: str, credentials: Credentials) -> str:
-    """Put credentials into a bare URL: the reverse of :func:`divide`, but for the order of a query."""
+    """Put credentials into a bare URL: the reverse of :func:`divide`, but for the order of a query.
+
+    Without credentials the URL is left as it is, to the letter.
+    """
+    if not credentials:
+        return bare
     parts = urlsplit(bare)
     query = [*parse_qsl(parts.query, keep_blank_values=True), *credentials.query]
     user = f"{credentials.user}@" if credentials.user else ""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import UsageError
-from .stored_tokens import StoredArray, file_bytes, map_tokens, read_together
+from .stored_files import StoredArray, file_bytes, map_tokens, read_together
 
 # ---------------------------------------------------------------- random numbers as functions
 

@@ -267,12 +267,13 @@ class DataConfig:
     """A folder on a drive of each node's own: token shards are copied there once per node, checked, and read there."""
 
     cache_gb: float | None = None
-    """Token files behind URLs are not copied: the blocks that the next batches need are read, and kept in a cache of so
-    many GB (10⁹ bytes) in ``cache_dir``, which a node's processes share. For corpora larger than a node's disk."""
+    """Token files, and tables that ``stream`` reads, are not copied from URLs: the blocks that the next batches need
+    are read, and kept in a cache of so many GB (10⁹ bytes) in ``cache_dir``, which a node's processes share. For
+    corpora larger than a node's disk."""
 
     timeout_s: float = 60.0
     """Seconds without a sign of life after which a remote path is given up; with ``stream``, this concerns a remote
-    ``tokenizer``.
+    ``tokenizer`` and tables that are read through ``cache_gb``.
     """
 
     n_workers: int = 0
@@ -449,7 +450,7 @@ class DataConfig:
             for place, (name, value) in given.items()
             if value != getattr(DataConfig, name)
         ]
-        if self.timeout_s != DataConfig.timeout_s and not is_remote(self.tokenizer):
+        if self.timeout_s != DataConfig.timeout_s and not is_remote(self.tokenizer) and self.cache_gb is None:
             found.append(
                 f"data.timeout_s: {self.timeout_s} is of files that are fetched whole, and data.stream reads with the "
                 "timeouts of its libraries; leave it out"
@@ -470,10 +471,8 @@ class DataConfig:
             return []
         found = outside("data", self, {"cache_gb": (0.001, 1e6)})
         if not any(map(is_remote, (*self.entries, *self.val_entries))):
-            found.append("data.cache_gb: is read for token files behind URLs, and no path is one; leave it out")
-        if self.stream:
-            found.append("data.cache_gb: data.stream keeps nothing on the disk; leave one of them out")
-        elif self.verify == "checksum":
+            found.append("data.cache_gb: is read for files behind URLs, and no path is one; leave it out")
+        if self.verify == "checksum" and not self.stream:
             found.append(
                 "data.cache_gb: data.verify checksum would read the whole corpus first; give data.verify size, which "
                 "checks every batch"

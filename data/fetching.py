@@ -7,6 +7,7 @@ it is made again. It is checked against the promised size, and appears whole or 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -15,9 +16,9 @@ from typing import Any
 from ..errors import UsageError
 from ..files import user_path
 from .cache import build_once, facts_of_files, fingerprint
-from .config import DataConfig, is_remote
+from .config import TABLE_SUFFIXES, DataConfig, corpus_suffix, is_remote
 from .remote import Found, Store, name_of
-from .stored_tokens import point_to
+from .stored_files import point_to
 
 #: Suffixes of files that hold tokens and nothing else that is read often.
 _TOKENS = (".bin", ".npy", ".ds", ".mds")
@@ -85,15 +86,25 @@ def _named(store: Store, files: Path) -> Path:
     return file if file.is_file() else files
 
 
-def pointed(url: str, config: DataConfig) -> Path:
-    """Make pointers to the token files below a URL, and copies of the files that describe them; see `localised`."""
+def pointed_tables(urls: Sequence[str], config: DataConfig) -> list[Path]:
+    """Make a pointer to each of these tables, a file each, which then are read through ``data.cache_gb``.
+
+    Raises:
+        UsageError, RunError: see `localised`.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(threads.map(lambda url: pointed(url, config, TABLE_SUFFIXES), urls))
+
+
+def pointed(url: str, config: DataConfig, suffixes: Collection[str] = _TOKENS) -> Path:
+    """Make pointers to the files with these suffixes below a URL, and copies of the others; see `localised`."""
     assert config.cache_gb is not None
     store = Store(url, config.timeout_s, insists=True)
     files = store.files()
-    tokens = [found for found in files if PurePosixPath(found.key).suffix.lower() in _TOKENS]
-    if not tokens:
+    in_blocks = [found for found in files if corpus_suffix(found.key) in suffixes]
+    if not in_blocks:
         raise UsageError(
-            f"data.cache_gb: {url}: no files of tokens there ({', '.join(_TOKENS)}), which alone are read in blocks; "
+            f"data.cache_gb: {url}: no files of tokens there ({', '.join(suffixes)}), which alone are read in blocks; "
             "tokenise text before, with birthmark tokenise, or read tables with data.stream"
         )
     identities = {found.key: _identity(store, found) for found in files}
@@ -105,7 +116,7 @@ def pointed(url: str, config: DataConfig) -> Path:
         def place(found: Found) -> None:
             to = store.below(scratch / "files", found.key, nested=True)
             to.parent.mkdir(parents=True, exist_ok=True)
-            if found in tokens:
+            if found in in_blocks:
                 point_to(store, found, identities[found.key], most, to)
             else:
                 store.copy(found, to)

@@ -26,6 +26,7 @@ from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, c
 from .corpora import files_by_suffix
 from .documents import below, text_hash
 from .encode import Document, encode_documents
+from .fetching import pointed_tables
 from .mixture import SourceOrder
 from .row_corpora import check_text_column
 from .tokenizer import TextTokenizer
@@ -98,6 +99,7 @@ class StreamedTable:
 
         # Its log lines about an unreadable file repeat the raised error. Threads read until the end.
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        suffix = ""
         if str(config.path).startswith("hf:"):
             make = partial(column_of_set, str(config.path).split(":", 2)[1:])
         else:
@@ -106,12 +108,22 @@ class StreamedTable:
         try:
             builder = make(self._column)
             self.files = [str(file) for file in builder.config.data_files["train"]]
+            if config.cache_gb is not None and suffix:  # no set of the hub
+                builder = column_of_files(self._pointers(config), suffix, self._column)
             return builder.as_streaming_dataset(split="train")
+        except (UsageError, RunError):
+            raise
         except Exception as error:  # many libraries speak here, without a common base class
             raise UsageError(
                 f"data.path: cannot open {self.path!r} ({hide_credentials(reason_of(error))}); check the name, the "
                 "network and the file"
             ) from error
+
+    def _pointers(self, config: DataConfig) -> list[str]:
+        """Return the files with pointers in place of URLs."""
+        urls = [file for file in self.files if is_remote(file)]
+        pointers = dict(zip(urls, map(str, pointed_tables(urls, config)), strict=True))
+        return [pointers.get(file, file) for file in self.files]
 
     @property
     def file_names(self) -> list[str]:

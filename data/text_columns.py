@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -24,6 +25,7 @@ from ..errors import UsageError
 from ..files import one_line
 from ..urls import hide_credentials
 from .bad_rows import BYTE_ORDER_MARK, row_of, text_of
+from .stored_files import StoredFile, open_table
 
 #: Bytes of text, and rows, that are handed on together.
 _MOST_BYTES, _MOST_ROWS = 1 << 23, 1 << 12
@@ -99,7 +101,7 @@ def read_column(name: str, file: str, suffix: str, column: str) -> Iterator[pa.A
 
     Args:
         name: name of the file, which says its compression.
-        file: path or URL; anything that ``datasets`` opens.
+        file: path or URL, anything that ``datasets`` opens; or a pointer to a file in a store.
         suffix: key of `READERS`.
         column: name of the text's column.
 
@@ -107,8 +109,9 @@ def read_column(name: str, file: str, suffix: str, column: str) -> Iterator[pa.A
         UsageError: no such column, or not of text; names the field.
         ValueError, OSError: the file is damaged.
     """
-    shown = hide_credentials(name)
-    with xopen(file, "rb") as opened:
+    stored = None if "://" in file else StoredFile.at(Path(file))
+    shown = hide_credentials(name) if stored is None else stored.path
+    with xopen(file, "rb") if stored is None else open_table(stored) as opened:
         for part in READERS[suffix](_uncompressed(opened, name), shown, column):
             array = part.dictionary_decode() if pa.types.is_dictionary(part.type) else part
             as_bytes = _AS_BYTES.get(array.type)

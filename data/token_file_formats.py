@@ -17,7 +17,7 @@ from ..files import check_file, one_line, path_below, read_json
 from ..schema import Count
 from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES
 from .encode import Split
-from .stored_tokens import StoredArray, file_bytes, map_tokens, open_file
+from .stored_files import StoredArray, file_bytes, map_tokens, open_file
 from .text_files import walk
 
 #: Types of stored tokens, by their names in ``data.token_dtype``: little-endian numpy dtypes.

@@ -17,7 +17,7 @@ from .cache import META, Meta, build_once, facts_of_files, file_states, fingerpr
 from .config import DataConfig
 from .documents import key_digest
 from .shards import Shards, ShardsMeta, unigram_cross_entropy
-from .stored_tokens import file_bytes, sampled_digest
+from .stored_files import file_bytes, sampled_digest
 from .token_file_formats import TokenFile, find_token_files, holds_tokens
 from .token_file_splits import FileSplit, blocks, largest_token, split_files
 from .tokenizer import TextTokenizer

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from birthmark.child_python import python_command, python_environment
-from birthmark.data import remote, stored_tokens
+from birthmark.data import remote, stored_files
 from birthmark.data.batch_sizes import BatchSizes
 from birthmark.data.block_cache import BlockCache
 from birthmark.data.config import DataConfig, SourceConfig
@@ -129,7 +129,7 @@ def test_a_block_that_is_there_is_not_asked_for(config, corpus, serve):
     asked = replace(config, path=f"{serve(answers)}/d.bin", cache_gb=CACHE_GB, val_fraction=0.5)
     first = prepare(asked, vocab_size=VOCAB, seq_len=8).train.batch(0, 3)
     before = answers.asked.total()
-    stored_tokens._cache.cache_clear()  # as another process of the node, or the next start
+    stored_files._cache.cache_clear()  # as another process of the node, or the next start
     assert prepare(asked, vocab_size=VOCAB, seq_len=8).train.batch(0, 3).tolist() == first.tolist()
     assert answers.asked.total() == before
 
@@ -183,7 +183,8 @@ def test_fields_that_do_not_go_with_it():
 
     assert "no path is one; leave it out" in problems(path="stdlib", verify="size")
     assert "give data.verify size" in problems(path="s3://b/a.bin")
-    assert "data.stream keeps nothing" in problems(path="s3://b/a.parquet", stream=True, tokenizer="s3://b/t.json")
+    assert not problems(path="s3://b/a.parquet", stream=True, tokenizer="s3://b/t.json", timeout_s=3)
+    assert "no path is one" in problems(path="hf:NAME", stream=True, tokenizer="s3://b/t.json")
     assert DataConfig(cache_gb=0, path="s3://b/a.bin", verify="size").problems()[0].startswith("data.cache_gb")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from birthmark.data import stored_tokens
+from birthmark.data import stored_files
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.prepare import prepare
 from birthmark.data.tokenizer import TextTokenizer
@@ -204,7 +204,7 @@ def test_documents_stay_whole(name, config, tmp_path):
 @pytest.mark.parametrize("name", [*RAW, *WITH_DOCUMENTS, "MDS"])
 def test_a_store_gives_the_tokens_of_the_disk(name, config, tmp_path, monkeypatch):
     """In blocks of 64 bytes, so that each format's files take many."""
-    monkeypatch.setattr(stored_tokens, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(stored_files, "BLOCK_BYTES", 64)
     (tmp_path / "files").mkdir()
     fields = write(name, tmp_path / "files")
     here = prepare(config(**fields), vocab_size=VOCAB, seq_len=SEQ_LEN)

@@ -1,5 +1,9 @@
 """One global order, whoever reads it."""
 
+import gzip
+import json
+import shutil
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,13 +11,15 @@ import fsspec
 import numpy as np
 import pytest
 
+from birthmark.data import remote
 from birthmark.data.batch_sizes import BatchRamp, BatchSizes
 from birthmark.data.config import SourceConfig, WeightChange
 from birthmark.data.mixture import SourceOrder
 from birthmark.data.prepare import prepare
 from birthmark.data.process_batches import StreamedBatches, StreamSource
+from birthmark.data.stored_files import _cache
 from birthmark.data.streaming import ShuffledOrder, StreamSettings
-from birthmark.errors import RunError
+from birthmark.errors import RunError, UsageError
 
 SIZES = BatchSizes(13, BatchRamp(5, 4, 30))
 
@@ -54,18 +60,76 @@ def read(source, first, last, n_ranks, places, sizes=SIZES):
     return rows, after
 
 
-def test_tables_in_a_store_come_in_the_order_of_the_disk(streamed):
-    """And leave nothing on it but validation's text."""
+@pytest.mark.parametrize("cache_gb", [None, 0.001])
+def test_tables_in_a_store_come_in_the_order_of_the_disk(streamed, cache_gb):
+    """And leave nothing on it but validation's text, and pointers and blocks where a cache is asked for."""
     store = fsspec.filesystem("memory")
     for file in Path(str(streamed.path)).iterdir():
         store.pipe_file(f"/tables/{file.name}", file.read_bytes())
-    rows = []
-    for path in (str(streamed.path), "memory://tables/*.parquet"):
-        data = prepare(replace(streamed, path=path), vocab_size=320, seq_len=16, batch_sizes=SIZES)
+    rows, records = [], []
+    for config in (streamed, replace(streamed, path="memory://tables/*.parquet", cache_gb=cache_gb)):
+        data = prepare(config, vocab_size=320, seq_len=16, batch_sizes=SIZES)
         begun, places = read(data.train, 0, 3, 2, None)
         rows.append(begun + read(data.train, 3, 6, 1, places)[0])
+        records.append(data.record | {"content_hash": "", "path": ""})
     assert rows[0] == rows[1]
-    assert {path.name.partition("-")[0] for path in Path(streamed.cache_dir).iterdir()} == {"heldout"}
+    assert records[0] == records[1]
+    left = {path.name.partition("-")[0] for path in Path(streamed.cache_dir).iterdir()}
+    assert left == ({"heldout"} if cache_gb is None else {"heldout", "stored"})
+
+
+def test_streams_that_share_a_table_fetch_it_once(streamed, serve, tmp_path, monkeypatch):
+    """Through a cache that holds it: later passes, processes and starts ask for nothing. Through a smaller one they
+    read the same.
+    """
+    rng = np.random.default_rng(0)
+    rows = [
+        {"text": f"{row} {'quick brown fox ' * 9}", "other": b64encode(rng.bytes(2000)).decode()} for row in range(600)
+    ]
+    content = "".join(f"{json.dumps(row)}\n" for row in rows)
+    file = tmp_path / "rows.jsonl.gz"
+    file.write_bytes(gzip.compress(content.encode()))
+    fetched: list[int] = []
+    gone: list[bool] = []
+
+    def answer(path, headers):
+        if path != "/rows.jsonl.gz" or gone:
+            return 404, {}, b""
+        if "Range" not in headers:
+            return 200, {"Accept-Ranges": "bytes"}, file.read_bytes()
+        first, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
+        fetched.append(last + 1 - first)
+        return 206, {}, file.read_bytes()[first : last + 1]
+
+    def batches(config):
+        _cache.cache_clear()
+        data = prepare(config, vocab_size=320, seq_len=16, batch_sizes=SIZES)
+        first, places = read(data.train, 0, 3, 2, None)
+        asked = sum(fetched)
+        return first + read(data.train, 3, 6, 3, places)[0], asked
+
+    streamed = replace(streamed, n_streams=4)
+    expected, _ = batches(replace(streamed, path=str(file)))
+    url = f"{serve(answer)}/rows.jsonl.gz"
+    assert file.stat().st_size > 1e6
+    assert batches(replace(streamed, path=url, cache_gb=0.01)) == (expected, sum(fetched))
+    # Validation, four streams and two passes: the file, and the parts that identify it.
+    assert sum(fetched) < 3 * file.stat().st_size
+    fetched.clear()
+    assert batches(replace(streamed, path=url, cache_gb=0.01)) == (expected, 0)
+    shutil.rmtree(streamed.cache_dir)
+    assert batches(replace(streamed, path=url, cache_gb=0.001))[0] == expected
+    assert sum(path.stat().st_size for path in Path(streamed.cache_dir).glob("stored-blocks*")) <= 1e6
+    with pytest.raises(UsageError, match=r"^data\.path: cannot open 'http://\S+/other\.jsonl' \(Unable to find"):
+        batches(replace(streamed, path=url.replace("rows.jsonl.gz", "other.jsonl"), cache_gb=0.001))
+    data = prepare(replace(streamed, path=url, cache_gb=0.001), vocab_size=320, seq_len=16)
+    monkeypatch.setattr(remote, "_BACK_OFF_S", 0.01)
+    gone.append(True)
+    _cache.cache_clear()
+    for blocks in Path(streamed.cache_dir).glob("stored-blocks*"):
+        blocks.unlink()
+    with pytest.raises(UsageError, match=r"^data\.path: http://\S+/rows\.jsonl\.gz: is not there; check the address$"):
+        read(data.train, 0, 1, 1, None)
 
 
 def test_processes_that_come_and_go_read_one_order(mixed):

@@ -1,8 +1,9 @@
-"""Token files in a store, read in ranges through a bounded cache of blocks: ``data.cache_gb``.
+"""Files in a store, read in ranges through a bounded cache of blocks: ``data.cache_gb``.
 
 A pointer stands for such a file on this machine, where a copy would be. It holds the facts about the file and its
-first bytes, with the header that most formats have. Samples come from all over a corpus, so that a whole shard would
-be read for each: a block is a few samples long, and the blocks that a batch needs are asked for together.
+first bytes, with the header that most formats have. Samples of token files come from all over a corpus, so that a whole
+shard would be read for each: a block is a few samples long, and the blocks that a batch needs are asked for together.
+Tables are read from their first row to their last, many blocks at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ BLOCK_BYTES = 1 << 16
 
 #: Bytes of neighbouring blocks that are one request at most.
 _MOST_BYTES = 1 << 23
-#: A read of more bytes passes by the cache: of whole files, to find their documents.
+#: A read of more bytes passes by the cache: of whole files, to find their documents. Of tables, so many are read at a
+#: time.
 _WORTH_KEEPING = 1 << 22
 #: Folders with pointers; elsewhere a file is read as it is, whatever it says. The cache stands beside the folder.
 _FOLDER = re.compile(r"stored-[0-9a-f]{16}")
@@ -136,7 +138,7 @@ def point_to(store: Store, found: Found, identity: str, cache_bytes: int, pointe
     ).write(pointer)
 
 
-# ---------------------------------------------------------------- the content of a file, here or in a store
+# ---------------------------------------------------------------- the content of a file, on this machine or in a store
 
 #: A file's content is identified by this many parts of it, evenly over the whole, of so many bytes.
 _PARTS, _PART_BYTES = 16, 1 << 16
@@ -180,9 +182,16 @@ def open_file(path: Path) -> BinaryIO:
     return path.open("rb") if stored is None else io.BufferedReader(_Reader(stored), BLOCK_BYTES)
 
 
+def open_table(stored: StoredFile) -> BinaryIO:
+    """Open a stored file to read all of it, in large parts that stay in the cache."""
+    return io.BufferedReader(_Reader(stored, _WORTH_KEEPING), _WORTH_KEEPING)
+
+
 class _Reader(io.RawIOBase):
-    def __init__(self, stored: StoredFile) -> None:
-        self._stored, self._at = stored, 0
+    """Stored file that gives at most ``at_once`` bytes at a time, if that is given."""
+
+    def __init__(self, stored: StoredFile, at_once: int | None = None) -> None:
+        self._stored, self._at, self._at_once = stored, 0, at_once
 
     def readable(self) -> bool:
         return True
@@ -196,7 +205,7 @@ class _Reader(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         stored, start = self._stored, self._at
-        end = min(start + len(buffer), stored.n_bytes)
+        end = min(start + min(len(buffer), self._at_once or len(buffer)), stored.n_bytes)
         if start >= end:
             return 0
         content = stored.head[start:end] if end <= len(stored.head) else read_together([(stored, start, end)])[0]
