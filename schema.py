@@ -1,51 +1,45 @@
-"""Types that declare the content of a file, and the check of the content before any use.
+"""Types that declare the content of a file, and the strict check of the content before any use.
 
-A schema is a type: a ``TypedDict``, ``list[…]``, ``dict[str, …]``, ``Literal``, a union, a plain type, or one of them
-``Annotated`` with `Bounds`. Whole numbers also count as ``float``, and ``bool`` is no number.
+A schema is a type that pydantic reads: a ``TypedDict``, ``list[…]``, ``dict[str, …]``, ``Literal``, a union, a plain
+type, or one of them ``Annotated`` with bounds. Whole numbers also count as ``float``, and ``bool`` is no number. Fields
+that a schema does not have are ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from annotated_types import Interval, Len
 
-@dataclass(frozen=True)
-class Bounds:
-    """The least and the largest that a number, or the length of a text or a list, may be."""
-
-    least: float
-    most: float
-
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 #: Range of a seed, whose decimal digits are hashed.
 SEEDS = (-(1 << 63), (1 << 64) - 1)
 #: A step, or another count that fits into 64 bits.
-Count = Annotated[int, Bounds(0, 2**62)]
+Count = Annotated[int, Interval(ge=0, le=2**62)]
 #: SHA-256 in hexadecimal.
-Sha256 = Annotated[str, Bounds(64, 64)]
+Sha256 = Annotated[str, Len(64, 64)]
 
-_WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-    dict: "an object",
-    list: "a list",
+#: What pydantic expected, by the type of its error, in words; braces hold facts about the error.
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "string_unicode": "text",
+    "none_required": "null",
+    "dict_type": "an object",
+    "list_type": "a list",
+    "literal_error": "one of {expected}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "string_too_short": "a text of at least {min_length}",
+    "string_too_long": "a text of at most {max_length}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
 }
 
 
@@ -70,8 +64,8 @@ def _is_large(value: Any) -> bool:
     return isinstance(value, (dict, list)) and len(value) > 9
 
 
-def check(value: Any, schema: Any, where: str = "") -> None:
-    """Compare ``value`` with ``schema``.
+def converted(value: Any, schema: Any, where: str = "") -> Any:
+    """Compare ``value`` with ``schema`` and return it, with whole numbers in places of ``float`` as floats.
 
     Args:
         value: a value from JSON or YAML.
@@ -81,39 +75,61 @@ def check(value: Any, schema: Any, where: str = "") -> None:
     Raises:
         SchemaError: the value differs from the schema; the message names the field and the value.
     """
-    origin, arguments = get_origin(schema), get_args(schema)
-    if schema is Any:
-        return
-    if origin is Annotated:
-        check(value, arguments[0], where)
-        for bounds in arguments[1:]:
-            _check_bounds(value, bounds, where)
-    elif origin is NotRequired:
-        check(value, arguments[0], where)
-    elif origin in (Union, UnionType):
-        _check_union(value, arguments, where)
-    elif origin is Literal:
-        if not any(value == one and type(value) is type(one) for one in arguments):
-            raise _wrong(value, f"one of {', '.join(map(str, arguments))}", where)
-    elif is_typeddict(schema):
-        _check_fields(value, schema, where)
-    elif origin is dict:
-        _check_kind(value, dict, where)
-        for name, item in value.items():
-            check(name, arguments[0], f"a name in {where or 'it'}")
-            check(item, arguments[1], _below(where, name))
-    elif origin is list:
-        _check_kind(value, list, where)
-        for i, item in enumerate(value):
-            check(item, arguments[0], f"{where}[{i}]")
-    else:
-        _check_kind(value, schema, where)
+    from pydantic import ValidationError
+
+    try:
+        return _validator(schema).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise SchemaError(_message(value, error.errors(include_url=False), where)) from None
+
+
+def check(value: Any, schema: Any, where: str = "") -> None:
+    """Compare ``value`` with ``schema``; see :func:`converted`."""
+    converted(value, schema, where)
 
 
 def checked(value: Any, schema: Any, where: str = "") -> Any:
-    """Return ``value`` after checking it against ``schema``; see :func:`check`."""
-    check(value, schema, where)
+    """Return ``value`` as it is after comparing it with ``schema``; see :func:`converted`."""
+    converted(value, schema, where)
     return value
+
+
+@cache
+def _validator(schema: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(schema)
+
+
+def _message(value: Any, errors: Sequence[Any], where: str) -> str:
+    """Name the deepest field that is wrong, and all that it might have been: a union has an error for each part."""
+    places = [_place(value, error) for error in errors]
+    deepest = max(places, key=len)
+    found = [error for error, place in zip(errors, places, strict=True) if place == deepest]
+    # Of a union's parts the one counts whose type the value has.
+    found = [error for error in found if not error["type"].endswith("_type")] or found
+    field, wrong = where, found[0]
+    for step in deepest:
+        field = f"{field}[{step}]" if isinstance(step, int) else f"{field}.{str(step)[:60]}".lstrip(".")
+    if wrong["type"] == "missing":
+        return f"{field} is missing"
+    if wrong["loc"][-1:] == ("[key]",):
+        return f"a name in {field or 'it'} is {quoted(wrong['input'])}, not text"
+    given = wrong["input"]
+    said = f"has the length {len(given)}" if wrong["type"].endswith(("short", "long")) else f"is {quoted(given)}"
+    expected = [_EXPECTED.get(one["type"], one["msg"]).format(**one.get("ctx", {})) for one in found]
+    return f"{field or 'the whole'} {said}, not {' or '.join(dict.fromkeys(expected))}"
+
+
+def _place(value: Any, error: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the steps that lead into ``value``: pydantic puts names of a union's parts between them."""
+    found = list[Any]()
+    steps = error["loc"]
+    for step in steps[:-2] if steps[-1:] == ("[key]",) else steps:
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
+            found.append(step)
+            value = value[step]
+    return (*found, steps[-1]) if error["type"] == "missing" else tuple(found)
 
 
 def outside(group: str, config: object, bounds: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -126,11 +142,11 @@ def outside(group: str, config: object, bounds: Mapping[str, tuple[float, float]
     """
     found = []
     for name, (least, most) in bounds.items():
-        value = getattr(config, name)
+        value, field = getattr(config, name), f"{group}.{name}".lstrip(".")
         if value is not None and not value >= least:
-            found.append(f"{_below(group, name)} is {quoted(value)}: give at least {least}")
+            found.append(f"{field} is {quoted(value)}: give at least {least}")
         elif value is not None and not value <= most:
-            found.append(f"{_below(group, name)} is {quoted(value)}: give at most {most}")
+            found.append(f"{field} is {quoted(value)}: give at most {most}")
     return found
 
 
@@ -139,57 +155,9 @@ def mistyped(config: object) -> list[str]:
     :func:`check`.
     """
     found = []
-    schema: Any = type(config)
-    for name, kind in _hints(schema).items():
+    for name, kind in get_type_hints(type(config), include_extras=True).items():
         try:
             check(getattr(config, name), kind, name)
         except SchemaError as error:
             found.append(str(error))
     return found
-
-
-def _below(where: str, name: Any) -> str:
-    return f"{where}.{str(name)[:60]}".lstrip(".")
-
-
-def _wrong(value: Any, wanted: str, where: str) -> SchemaError:
-    return SchemaError(f"{where or 'the whole'} is {quoted(value)}, not {wanted}")
-
-
-def _check_kind(value: Any, kind: Any, where: str) -> None:
-    fits = type(value) is kind or (kind is float and type(value) is int and abs(value) < 2**1000)
-    if not fits:
-        raise _wrong(value, _WORDS[kind], where)
-
-
-def _check_bounds(value: Any, bounds: Bounds, where: str) -> None:
-    size, what = (len(value), "has the length ") if isinstance(value, (str, list, dict)) else (value, "is ")
-    if not bounds.least <= size <= bounds.most:
-        wanted = f"{bounds.least:g}" if bounds.least == bounds.most else f"{bounds.least:g} to {bounds.most:g}"
-        raise SchemaError(f"{where or 'the whole'} {what}{quoted(size)}, not {wanted}")
-
-
-def _check_union(value: Any, kinds: Sequence[Any], where: str) -> None:
-    words = []
-    for kind in kinds:
-        try:
-            return check(value, kind, where)
-        except SchemaError as found:
-            if type(value) is (get_origin(kind) or (dict if is_typeddict(kind) else kind)):
-                raise  # of this kind, and wrong within
-            words.append(str(found).rpartition(", not ")[2])
-    raise _wrong(value, " or ".join(words), where)
-
-
-@cache
-def _hints(schema: Any) -> dict[str, Any]:
-    return get_type_hints(schema, include_extras=True)
-
-
-def _check_fields(value: Any, schema: Any, where: str) -> None:
-    _check_kind(value, dict, where)
-    for name, kind in _hints(schema).items():
-        if name in value:
-            check(value[name], kind, _below(where, name))
-        elif get_origin(kind) is not NotRequired:
-            raise SchemaError(f"{_below(where, name)} is missing")

@@ -13,11 +13,13 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Len
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from ..data.config import HOW_READ
 from ..errors import RunError, UsageError
@@ -27,7 +29,7 @@ from ..models.birth import Digest, certificate_of
 from ..models.by_block import BlockWeights
 from ..models.config import ModelConfig
 from ..models.parameter_shapes import tensor_shapes
-from ..schema import Bounds, Count, Sha256
+from ..schema import Count, Sha256
 from ..trainer.checkpoints.folder_io import CheckpointWeights
 from ..trainer.config import RunConfig
 from ..trainer.config_file import build_model, read_config
@@ -45,7 +47,7 @@ _SALT_BYTES = 32
 _DOMAIN = "birthmark certificate 1"
 _WARNING = "Secret: with it anyone can find the seed of the certificate. Show it together with the seed, or never."
 
-Salt = Annotated[str, Bounds(2 * _SALT_BYTES, 2 * _SALT_BYTES)]
+Salt = Annotated[str, Len(2 * _SALT_BYTES, 2 * _SALT_BYTES)]
 
 
 class Secret(TypedDict):
@@ -207,7 +209,7 @@ class Statement(TypedDict):
     config: Config
     n_params: Count
     commitments: Commitments
-    checkpoints: Annotated[list[Digests], Bounds(0, 1_000_000)]
+    checkpoints: Annotated[list[Digests], Len(0, 1_000_000)]
     versions: dict[str, str | None]
 
 

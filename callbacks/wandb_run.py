@@ -10,11 +10,12 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
 from urllib.parse import urlsplit
 
 import numpy as np
 from lightning.pytorch.loggers import WandbLogger
+from typing_extensions import TypedDict
 
 from ..errors import RunError, UsageError
 from ..files import one_line, read_json, write_json

@@ -11,10 +11,11 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
+from typing_extensions import TypedDict
 
 from ..errors import RunError, UsageError
 from ..files import (

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypedDict
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from ..errors import RunError
 from ..files import delete_folder, file_sha256, make_folder, read_json, write_json

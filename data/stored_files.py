@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, TypedDict
+from typing import BinaryIO
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from ..errors import RunError, UsageError
 from ..schema import Count, SchemaError, Sha256, checked

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from ..errors import UsageError
 from ..files import check_file, one_line, path_below, read_json

@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from typing_extensions import TypedDict
 
 from ..errors import UsageError
 from ..files import read_bytes, read_json, user_path

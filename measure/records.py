@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NotRequired, TypedDict
+from typing import Annotated, Any, BinaryIO, NotRequired
 
 import numpy as np
+from annotated_types import Interval
 from filelock import FileLock
 from safetensors.numpy import save_file
+from typing_extensions import TypedDict
 
 from ..errors import RunError, UsageError
 from ..files import (
@@ -43,7 +45,7 @@ from ..files import (
 )
 from ..metrics.quantities import quantities_of
 from ..metrics.quantity import Quantity
-from ..schema import Bounds, Count, SchemaError, Sha256, check
+from ..schema import Count, SchemaError, Sha256, check
 
 ARRAYS = "arrays.safetensors"
 #: Bytes of arrays that a snapshot has at most.
@@ -58,7 +60,7 @@ _STEP_NAME = re.compile(r"step-(-0000001|[0-9]{8}|[1-9][0-9]{8,17})", re.ASCII)
 Number = float | None
 """JSON has no NaN: null stands for it."""
 MetricsLine = dict[str, Number]
-Size = Annotated[int, Bounds(1, 1 << 40)]
+Size = Annotated[int, Interval(ge=1, le=1 << 40)]
 
 
 class Token(TypedDict):
@@ -77,7 +79,7 @@ class SecondarySink(TypedDict):
 
     probe: str
     position: Count
-    id: Annotated[int, Bounds(-1, 1 << 62)]
+    id: Annotated[int, Interval(ge=-1, le=1 << 62)]
     text: str
     blocks: Count
     heads: Count
@@ -119,7 +121,7 @@ class ModelFacts(TypedDict):
 class Summary(TypedDict):
     """``summary.json`` of a snapshot."""
 
-    step: Annotated[int, Bounds(-1, 1 << 62)]
+    step: Annotated[int, Interval(ge=-1, le=1 << 62)]
     bias: dict[str, Number]
     bias_text: NotRequired[dict[str, Number]]
     bias_bos: NotRequired[dict[str, Number]]
@@ -434,7 +436,7 @@ def _metrics_line(record: Any) -> dict[str, float]:
     if isinstance(record, dict) and "step" not in record:
         raise SchemaError("it has no step")
     check(record, MetricsLine)
-    check(record["step"], Annotated[int, Bounds(-1, 1 << 62)], "step")
+    check(record["step"], Annotated[int, Interval(ge=-1, le=1 << 62)], "step")
     return record
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple, NotRequired
 
 from filelock import FileLock
+from typing_extensions import TypedDict
 
 from ..errors import RunError
 from ..files import make_folder, parse_json, read_json, read_text, write_json, write_text

@@ -115,7 +115,7 @@ def _run(arguments: list[str]) -> None:
 
 def build_what_is_kept(commands: Iterable[str]) -> None:
     """Build what is slow to build and kept from its first use on: parsers of a run and of commands, templates."""
-    importlib.import_module("birthmark.trainer.config_file")._run_parser()
+    importlib.import_module("birthmark.trainer.config_file").build_config({})
     for name in commands:
         importlib.import_module("birthmark.launch.command_table").command_parser(name)
     templates = importlib.import_module("birthmark.report.html_page")._environment()

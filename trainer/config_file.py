@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from copy import copy
-from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args
 
 from jsonargparse import Namespace
 
@@ -18,15 +15,7 @@ from ..models.user_classes import name_user_code
 from ..schema import quoted
 from .by_name.shipped_configs import find_config
 from .config import RunConfig
-from .config_parser import (
-    Parser,
-    add_run_fields,
-    check_groups,
-    field_kinds,
-    field_types,
-    listed_config,
-    unknown_fields,
-)
+from .config_parser import check_groups, field_types, field_value, listed_config, unknown_fields
 from .saved_config import read_config_yaml
 
 
@@ -69,8 +58,8 @@ def build_model(fields: Mapping[str, Any]) -> ModelConfig:
     Raises:
         UsageError: an unknown field, an impossible value; the message names the field.
     """
-    parsed = parse_fields(_dotted_fields({"model": dict(fields)}))
-    found = _instance(ModelConfig, parsed.get("model", {}), "model.")
+    _dotted_fields({"model": dict(fields)})
+    found = build_group(ModelConfig, nested(dotted(fields)), "model.")
     assert isinstance(found, ModelConfig)
     return found
 
@@ -88,39 +77,7 @@ def _dotted_fields(tree: Any, where: str = "") -> dict[str, Any]:
 
 
 def _build(fields: Mapping[str, Any]) -> RunConfig:
-    # Defaults are left to the dataclasses: the parser would take six times as long to check them. What has its field's
-    # type needs no parser either, which takes ten times as long as all else: most of a file that a run wrote.
-    kinds = field_kinds(RunConfig)
-    ready = {name: copy(value) for name, value in fields.items() if name in kinds and is_ready(value, kinds[name])}
-    parsed = parse_fields({name: value for name, value in fields.items() if name not in ready})
-    return _run_of(nested(ready | dotted(parsed)))
-
-
-def parse_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse fields of a run, by dotted names, like the command line; return them nested: ``"3"`` is a number if the
-    field is one. UsageError names the field.
-    """
-    return dict(_run_parser().parse_object(nested(fields), defaults=False).as_dict()) if fields else {}
-
-
-def is_ready(value: Any, kind: Any) -> bool:
-    """Return True if the parser would leave ``value`` unchanged in a field of type ``kind``; False if that is not
-    obvious.
-    """
-    options = get_args(kind)
-    if kind in (bool, int, float, str):
-        return type(value) is kind
-    if get_origin(kind) is Literal:
-        return any(type(value) is type(option) and value == option for option in options)
-    if get_origin(kind) is list:
-        return type(value) is list and all(is_ready(one, options[0]) for one in value)
-    # In a union a text may be meant as another of its types.
-    texts = isinstance(value, (str, list))
-    return get_origin(kind) in (Union, UnionType) and any(
-        value is None if option is type(None) else is_ready(value, option)
-        for option in options
-        if not texts or get_origin(option) is Literal
-    )
+    return _run_of(nested(fields))
 
 
 def _build_or_blame(fields: Mapping[str, Any], file: Path) -> None:
@@ -128,14 +85,6 @@ def _build_or_blame(fields: Mapping[str, Any], file: Path) -> None:
         _build(fields)
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from None
-
-
-@cache
-def _run_parser() -> Parser:
-    """Build the parser of a run's fields; this takes longer than reading a file with it."""
-    parser = Parser(prog="birthmark pretrain")
-    add_run_fields(parser)
-    return parser
 
 
 # ── what the command line parses itself ──────────────────────────────────────────────────────────────────────────────
@@ -151,24 +100,36 @@ def config_of(parsed: Namespace) -> RunConfig:
 
 
 def _run_of(values: Mapping[str, Any]) -> RunConfig:
-    found = _instance(RunConfig, values)
+    found = build_group(RunConfig, values)
     assert isinstance(found, RunConfig)
     return found
 
 
-def _instance(config: type, values: Mapping[str, Any], group: str = "") -> Any:
+def build_group(config: type, values: Mapping[str, Any], group: str = "") -> Any:
+    """Build a dataclass of config fields from their values, which are read as in a file.
+
+    Args:
+        config: the dataclass; fields may be dataclasses themselves, or lists of them.
+        values: values by field; others are ignored, and missing ones have their defaults.
+        group: the beginning of the fields' names in messages.
+
+    Raises:
+        UsageError: a value of another type; names the field.
+    """
     given, types = {}, field_types(config)
     for field in dataclasses.fields(config):
         if field.name not in values:
             continue
         kind, value, name = field.default_factory, values[field.name], f"{group}{field.name}"
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            value = _instance(kind, value, f"{name}.")
+            value = build_group(kind, value, f"{name}.")
         elif (listed := listed_config(types[field.name])) is not None:
-            value = [_instance(listed, one, f"{name}[{i}].") for i, one in enumerate(value)]
+            entries = field_value(name, value, list[dict[str, Any]])
+            value = [build_group(listed, one, f"{name}[{i}].") for i, one in enumerate(entries)]
         elif value is None and type(None) not in get_args(types[field.name]):
-            # The parser takes None for any field.
             raise UsageError(f"{name} is null: give a value, or leave it out")
+        else:
+            value = field_value(name, value, types[field.name])
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (problem := _text_problem(text)):
                 raise UsageError(f"{name} is {quoted(text)}: {problem}")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import jsonargparse._loaders_dumpers
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
-from ..schema import quoted
+from ..models.config import dotted
+from ..schema import SchemaError, converted, quoted
 from ..yaml_files import ValueLoader, parse_yaml
 from .by_name.shipped_configs import find_config, shipped_configs
 from .config import RunConfig
@@ -55,8 +58,16 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the message as one line, without a usage text."""
-        names = [name.lstrip("-") for name in self._option_string_actions if name not in ("-h", "--help")]
-        raise UsageError(one_line(message, names, self.prog))
+        line = " ".join(message.split())
+        if found := re.search(r"Parser key \"([^\"]+)\": .*?(?:Got|Given) value: (.*)", line):
+            kinds = {action.dest: getattr(action, "_typehint", None) for action in self._actions}
+            if kinds.get(found[1]) is not None:
+                raise UsageError(f"{found[1]}: {found[2]!r} is not {_in_words(kinds[found[1]])}")
+        if found := re.search(r"the following arguments are required: (\w+)", line):
+            raise UsageError(f"{found[1]}: missing; see {self.prog} --help")
+        if found := re.search(r"unrecognized arguments: ([^ ]+)", line):
+            raise UsageError(f"{found[1]}: one name too many; see {self.prog} --help")
+        raise UsageError(re.sub(r".*Parser key \"([^\"]+)\"", r"\1", line))
 
 
 class ConfigFile(ActionConfigFile):
@@ -65,13 +76,28 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Add the file's fields to those before it."""
         file = find_config(values)
-        check_groups(f"--config {values}: ", read_config_yaml(file))
+        check_fields(f"--config {values}: ", read_config_yaml(file))
         self.apply_config(parser, cfg, self.dest, str(file))
 
     def completer(self, prefix: str, **kwargs: Any) -> list[str]:
         """List files and names that begin with ``prefix``, for the shell."""
         names = (config.name for config in shipped_configs() if config.kind != "study")
         return [*super().completer(prefix, **kwargs), *(name for name in names if name.startswith(prefix))]
+
+
+def check_fields(where: str, content: Any) -> None:
+    """Refuse a file's content unless its fields are those of a run, with values of their types.
+
+    Raises:
+        UsageError: begins with ``where`` and names the field.
+    """
+    check_groups(where, content)
+    kinds, fields = field_kinds(RunConfig), dotted(content)
+    if unknown := unknown_fields(fields):
+        raise UsageError(where + "; ".join(unknown))
+    for name, value in fields.items():
+        if name in kinds and value is not None and listed_config(kinds[name]) is None:
+            field_value(f"{where}{name}", value, kinds[name])
 
 
 def check_groups(where: str, content: Any, config: type = RunConfig, group: str = "") -> None:
@@ -111,6 +137,37 @@ def field_kinds(config: type, prefix: str = "") -> Mapping[str, Any]:
         else:
             found[prefix + field.name] = field_types(config)[field.name]
     return found
+
+
+def field_value(name: str, value: Any, kind: Any) -> Any:
+    """Return the value of a field of type ``kind``: ``"3"`` is a number if the field is one.
+
+    A text is read as YAML unless the field takes nothing but text.
+
+    Raises:
+        UsageError: the value has another type; names the field.
+    """
+    for reading in _readings(name, value, kind):
+        with contextlib.suppress(SchemaError):
+            return converted(reading, kind)
+    raise UsageError(f"{name}: {quoted(value)} is not {_in_words(kind)}")
+
+
+def _readings(name: str, value: Any, kind: Any) -> Iterator[Any]:
+    if isinstance(value, str) and value and kind is not str:
+        with contextlib.suppress(UsageError):
+            yield parse_yaml(value, name)
+    yield value
+
+
+def _in_words(kind: Any) -> str:
+    """Put the type of a field in words."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(kind)))
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+    return words.get(kind, "a list, [A, B]")
 
 
 def listed_config(kind: Any) -> type | None:
@@ -195,66 +252,3 @@ def unknown_option(name: str, known: Sequence[str], command: str) -> str:
     dashes, what = ("", "field") if any("." in k for k in known) else ("--", "option")
     hint = f"; did you mean {dashes}{close[0]}?" if close else f"; see {command} --help"
     return f"{dashes}{name}: no such {what}{hint}"
-
-
-def _kind(annotation: str) -> str:
-    """Put a type in words."""
-    choices = re.fullmatch(r"(?:typing\.)?Literal\[(.*)\]", annotation)
-    if choices:
-        return f"one of {choices[1]}"
-    simple = re.fullmatch(r"<class '(\w+)'>", annotation)
-    if annotation.startswith("list["):
-        annotation = "list"
-    words = {
-        "int": "a whole number",
-        "float": "a number",
-        "bool": "true or false",
-        "str": "text",
-        "list": "a list, [A, B]",
-    }
-    return words.get(simple[1] if simple else annotation, annotation)
-
-
-def _kinds(annotations: str) -> str:
-    """Put the types of a union in words."""
-    names = re.findall(r"<class '\w+'>|(?:typing\.)?\w+\[[^\]]*\]", annotations)
-    return " or ".join("null" if name == "<class 'NoneType'>" else _kind(name) for name in names)
-
-
-def one_line(message: str, options: Sequence[str], command: str) -> str:
-    """Turn a message of the argument parser into one line for a person.
-
-    Args:
-        message: the parser's message.
-        options: the names that it knows, without dashes.
-        command: the command, such as ``birthmark pretrain``.
-    """
-    line = " ".join(message.split())
-
-    def unknown(name: str) -> str:
-        return unknown_option(name, options, command)
-
-    for pattern, rewrite in (
-        (r"Group '([^']+)' does not accept option '([^']+)'", lambda m: unknown(f"{m[1]}.{m[2]}")),
-        (r"Group '([^']+)' does not accept nested key '([^']+)'", lambda m: unknown(f"{m[1]}.{m[2]}")),
-        (r"Option '([^']+)' is not accepted", lambda m: unknown(m[1])),
-        (
-            r"the following arguments are required: (\w+)",
-            lambda m: f"{m[1]}: missing; see {command} --help",
-        ),
-        (r"unrecognized arguments: --?([^ =]+)", lambda m: unknown(m[1])),
-        (r"unrecognized arguments: ([^ ]+)", lambda m: f"{m[1]}: one name too many; see {command} --help"),
-        (
-            r"Parser key \"([^\"]+)\": Expected a (?:typing\.)?(.+?)\. Got value: (.*)",
-            lambda m: f"{m[1]}: {m[3]!r} is not {_kind(m[2])}",
-        ),
-        (
-            r"Parser key \"([^\"]+)\": Does not validate .*? Subtypes: \[(.*?)\] Errors: .* Given value: (.*)",
-            lambda m: f"{m[1]}: {m[3]!r} is not {_kinds(m[2])}",
-        ),
-        (r"Parser key \"([^\"]+)\": (.*)", lambda m: f"{m[1]}: {m[2]}"),
-    ):
-        found = re.search(pattern, line)
-        if found:
-            return rewrite(found)
-    return line

@@ -16,12 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
 from safetensors.torch import save_file
+from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
 from ...files import (

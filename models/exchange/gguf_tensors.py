@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import EllipsisType
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
 from ...files import reason_of

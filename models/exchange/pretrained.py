@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
 from ...files import make_folder, one_line, path_below, read_bytes, read_json, save_tensors

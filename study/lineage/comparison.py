@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import combinations
 from math import log10
 from pathlib import Path
@@ -26,7 +25,7 @@ from ...models.by_block import DecoderByBlock
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...trainer.by_name.model_names import AnySource, ModelSource, vocabulary
-from ...trainer.config_parser import Parser
+from ...trainer.config_file import build_group
 from ...trainer.devices import device
 from ..study_file import Reader, where
 from .options import ProbeOptions
@@ -80,7 +79,6 @@ def compare_evidence(
 #: Names of the fields of a probe and of a recipe.
 PROBE_FIELDS = tuple(field.name for field in dataclasses.fields(ProbeOptions))
 RECIPE_FIELDS = tuple(field.name for field in dataclasses.fields(LineageTestConfig))
-_NULLABLE = ("seq_len", "draws")
 
 
 @dataclass(frozen=True)
@@ -116,11 +114,7 @@ def read_comparison(fields: Mapping[str, Any]) -> Comparison:
     Raises:
         UsageError: a value of another type, or an impossible recipe; the message names the field.
     """
-    for name, value in fields.items():
-        if value is None and name not in _NULLABLE:
-            # The parser takes None for any field.
-            raise UsageError(f"{name} is null: give a value, or leave it out")
-    return _comparison(vars(_parser().parse_object(dict(fields))))
+    return _comparison(vars(build_group(ProbeOptions, fields)) | vars(build_group(LineageTestConfig, fields)))
 
 
 def comparison_of(options: Namespace) -> Comparison:
@@ -130,15 +124,6 @@ def comparison_of(options: Namespace) -> Comparison:
         UsageError: an impossible recipe; the message names the option.
     """
     return _comparison({**vars(options), "null": options.null or LineageTestConfig.null}, mark="--")
-
-
-@cache
-def _parser() -> Parser:
-    """Build a parser that checks values of the two dataclasses."""
-    parser = Parser()
-    parser.add_class_arguments(ProbeOptions, None, as_group=False)
-    parser.add_class_arguments(LineageTestConfig, None, as_group=False)
-    return parser
 
 
 def describe_probe(probe: FingerprintProbe) -> str:

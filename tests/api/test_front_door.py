@@ -237,8 +237,8 @@ def test_kin_and_strangers(run):
     with pytest.raises(bm.UsageError, match="frob: no such setting; there are null"):
         bm.fingerprint(run, run, frob=1)
     for wrong, message in (
-        ({"probe": "tokens"}, "probe is 'tokens', not one of token, embedding"),
-        ({"choice": "first"}, "choice is 'first', not one of coset, base"),
+        ({"probe": "tokens"}, "probe is 'tokens', not one of 'token' or 'embedding'"),
+        ({"choice": "first"}, "choice is 'first', not one of 'coset' or 'base'"),
         ({"n_inputs": "many"}, "n_inputs is 'many', not a whole number"),
     ):
         with pytest.raises(bm.UsageError, match=message):

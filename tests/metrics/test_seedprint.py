@@ -280,12 +280,16 @@ def test_a_recipe_says_what_is_wrong_with_it():
 @pytest.mark.parametrize(
     ("field", "value", "choices"),
     [
-        ("null", "dimension", "dimensions, dimensions_sampled, matched, analytic, empirical, empirical_full, inputs"),
-        ("correlation", "pearson", "spearman, kendall"),
-        ("choice", "first", "coset, base"),
+        (
+            "null",
+            "dimension",
+            "'matched', 'analytic', 'empirical', 'empirical_full' or 'inputs'",
+        ),
+        ("correlation", "pearson", "one of 'spearman' or 'kendall'"),
+        ("choice", "first", "one of 'coset' or 'base'"),
         ("k", "a", "a number"),
         ("aggregate", 1, "true or false"),
-        ("draws", 100.5, "a whole number or null"),
+        ("draws", 100.5, "a whole number"),
         ("null_seed", None, "a whole number"),
     ],
 )

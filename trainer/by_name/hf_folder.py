@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired
 
 import torch
+from annotated_types import Interval
+from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
 from ...files import check_file, one_line, path_below, read_json
@@ -24,10 +26,13 @@ from ...models.exchange.gguf_model import GGUF_TENSORS, kinds_of, open_weights
 from ...models.exchange.hub import pretrained_folder
 from ...models.exchange.pretrained import weight_files
 from ...models.exchange.weight_files import FLOATS
-from ...schema import Bounds
 
 #: Floating dtypes of safetensors, as ``config.json`` calls them.
 _FLOATS = {code: name for name, code in FLOATS.items()}
+
+
+_Layers = Annotated[int, Interval(ge=1, le=2048)]
+_Width = Annotated[int, Interval(ge=1, le=1 << 24)]
 
 
 class HFFolderConfig(TypedDict):
@@ -36,14 +41,14 @@ class HFFolderConfig(TypedDict):
     """
 
     model_type: str
-    num_hidden_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
-    n_layer: NotRequired[Annotated[int, Bounds(1, 2048)]]
-    n_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
-    num_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
-    hidden_size: NotRequired[Annotated[int, Bounds(1, 1 << 20)]]
-    intermediate_size: NotRequired[Annotated[int, Bounds(1, 1 << 24)] | list[Annotated[int, Bounds(1, 1 << 24)]] | None]
-    vocab_size: NotRequired[Annotated[int, Bounds(2, 1 << 26)]]
-    max_position_embeddings: NotRequired[Annotated[int, Bounds(1, 1 << 27)]]
+    num_hidden_layers: NotRequired[_Layers]
+    n_layer: NotRequired[_Layers]
+    n_layers: NotRequired[_Layers]
+    num_layers: NotRequired[_Layers]
+    hidden_size: NotRequired[Annotated[int, Interval(ge=1, le=1 << 20)]]
+    intermediate_size: NotRequired[_Width | list[_Width] | None]
+    vocab_size: NotRequired[Annotated[int, Interval(ge=2, le=1 << 26)]]
+    max_position_embeddings: NotRequired[Annotated[int, Interval(ge=1, le=1 << 27)]]
     auto_map: NotRequired[dict[str, Any]]
     quantization_config: NotRequired[dict[str, Any] | None]
     dtype: NotRequired[str | None]

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 import torch
+from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
 from ...files import read_json

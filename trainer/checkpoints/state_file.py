@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from ...files import content_digest
 from ...models.tensor_shards import Runs, TensorShard, shard_of

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from filelock import FileLock
+from typing_extensions import TypedDict
 
 from ...data.cache import fingerprint
 from ...data.config import DataConfig

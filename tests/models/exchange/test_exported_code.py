@@ -293,7 +293,7 @@ def test_a_folder_comes_back_as_the_model_that_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"positions": "polar"}, "positions is 'polar', not one of rope"),
+        ({"positions": "polar"}, "positions is 'polar', not one of 'rope'"),
         ({"n_heads": "4"}, "n_heads is '4', not a whole number"),
         ({"birthmark_fields": ["d_model", "droppath"], "droppath": 0.1}, "droppath: there is no such field"),
         ({"birthmark_fields": ["d_model", "droppath"]}, "droppath is missing: give it"),
