@@ -110,7 +110,7 @@ const charts = (() => {
         return;
       }
       if (!cut.v.some(finite)) return;
-      lines.push({ x, y: cut.v, run: series.run, probe: series.probe, look: series.look || "solid", depth, faint,
+      lines.push({ x, y: cut.v, run: series.run, colour: series.colour, probe: series.probe, look: series.look || "solid", depth, faint,
         plain: [series.name, suffix].filter(Boolean).join(", "),
         name: [series.name, ...words, suffix].filter(Boolean).join(", ") });
     };
@@ -182,7 +182,7 @@ const charts = (() => {
   const colourOf = (line, single, data) => {
     if (line.look === "control" || line.look === "band" || line.run === undefined && !line.depth) return css("--muted");
     if (line.depth && single) return depthColour(line.depth[0] / Math.max(line.depth[1] - 1, 1), data.depth);
-    return runColour(line.run);
+    return runColour(line.colour ?? line.run);
   };
 
   // ── curves ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -412,7 +412,7 @@ const charts = (() => {
       const aside = x !== at ? ` (${word} ${x})` : "";
       // What others are judged against comes last.
       const away = Math.abs(u.valToPos(value, "y") - top) + (line.look === "control" || line.look === "band" ? 1e6 : 0);
-      const name = [owner, line.name].filter(Boolean).join(", ") || panel.title;
+      const name = [...new Set([owner, line.name])].filter(Boolean).join(", ") || panel.title;
       found.push([away, row(colourOf(line, single, data), name + aside, written(value))]);
       for (const member of line.members || []) {
         const there = member.y[member.x.indexOf(x)];

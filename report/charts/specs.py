@@ -71,7 +71,7 @@ class Series:
     coordinate of every index. The page's choice of step, block (``layer``) and head applies by these names.
     """
     run: int | None = None
-    """Place among the runs of the page, which decides the colour; None for a series common to all."""
+    """Place among the runs of the page; None for a series common to all."""
     name: str = ""
     """Name, if a panel holds several series of one run."""
     look: Look = "solid"
@@ -79,6 +79,8 @@ class Series:
     """``random`` or ``text``, if the series belongs to one of these probes."""
     facet: str = ""
     """Small panel of a still picture that it belongs to: its title, or ``layer`` for one of each block."""
+    colour: int | None = None
+    """Place among the colours of runs; by default that of the run."""
 
     def __post_init__(self) -> None:
         lengths = tuple(len(coordinates) for coordinates in self.axes.values())
@@ -91,7 +93,8 @@ class Series:
             "axes": [[name, [_coordinate(c) for c in coordinates]] for name, coordinates in self.axes.items()],
             "v": [rounded(v) for v in np.asarray(self.values, dtype=float).reshape(-1)],
         }
-        optional = {"run": self.run, "name": self.name, "look": self.look, "probe": self.probe}
+        names = ("run", "name", "look", "probe", "colour")
+        optional = {name: getattr(self, name) for name in names}
         return found | {key: value for key, value in optional.items() if value not in (None, "", "solid")}
 
 

@@ -123,7 +123,7 @@ def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Ite
     counts: list[Sequence[int]] = [range(len(c)) for c in axes.values()]
     if next(iter(axes), "") == "layer" and len(counts[0]) > _MOST_LINES:
         counts[0] = blocks_of_change([_on_axis(values, panel.log)], len(counts[0]), _MOST_LINES)
-    run = run_variable(series.run)
+    run = run_variable(series.run if series.colour is None else series.colour)
     if in_facets:
         colour = run if series.run is not None else run_variable(0)
         for i, layer in enumerate(axes["layer"]):

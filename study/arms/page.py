@@ -173,7 +173,7 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
         Panels([_scatter(results, grouped, first)], wide=True),
         Html(_legend(grouped, first)),
         Heading("training", "Sink mass over training", f"Mean over the seeds of each arm. {_common(first)}"),
-        Panels(_curves(grouped, first)),
+        Panels(_curves(results, grouped, first)),
         Heading("table", "All figures"),
         _with_times(table_of(study, results), results),
         *(Prose(note, note=True) for note in (notes(study, results), _TIMES, failed_runs(trials)) if note),
@@ -351,12 +351,13 @@ def _legend(grouped: Sequence[Family], first: ArmResult | None) -> Markup:
 
 
 def _common(first: ArmResult | None) -> str:
-    return "" if first is None else f"{first.arm} stands in every panel, dashed."
+    return "" if first is None else f"Every panel has {first.arm}, dashed."
 
 
-def _curves(grouped: Sequence[Family], first: ArmResult | None) -> list[CurvePanel]:
+def _curves(results: Sequence[ArmResult], grouped: Sequence[Family], first: ArmResult | None) -> list[CurvePanel]:
     """Draw a panel per family."""
     panels = []
+    places = {result.arm: place for place, result in enumerate(results)}
     for number, family in enumerate(grouped or [Family("", [])]):
         colours = {arm.arm: _colour(number, i) for i, arm in enumerate(family.arms)}
         shown = [first, *family.arms] if first is not None and first not in family.arms else family.arms
@@ -364,9 +365,10 @@ def _curves(grouped: Sequence[Family], first: ArmResult | None) -> list[CurvePan
             Series(
                 r.sinks.mean(0),
                 {"step": r.steps},
-                colours.get(r.arm, _FIRST_COLOUR),
+                places[r.arm],
                 r.arm,
                 "dashed" if r is first else "solid",
+                colour=colours.get(r.arm, _FIRST_COLOUR),
             )
             for r in shown
             if r.steps

@@ -87,7 +87,7 @@ def test_the_newborn_demo_prefers_tokens_as_the_readme_says(capsys):
 
 @pytest.mark.slow  # 5 minutes
 def test_the_trained_demo_is_that_of_the_readme(tmp_path):
-    assert main(["pretrain", "--config=demo", f"--run_dir={tmp_path / 'run'}", "--quiet=true"]) == 0
+    assert main(["pretrain", "--config=demo", f"--run_dir={tmp_path / 'run'}"]) == 0
     rows = read_metrics(RunDir.open(tmp_path / "run").metrics)
     last = {key: value for row in rows for key, value in row.items()}
     (z,) = re.findall(r"has z about (\d+) against its birth after 320 steps, below 3 against others", README)

@@ -156,3 +156,15 @@ def test_a_browser_draws_it(open_page, page, width, scheme):
         "[...document.querySelectorAll('#panel-family-0 .keys i')].map(e => getComputedStyle(e).borderTopColor)"
     )
     assert len(set(keys)) == 1 + 4 + 1
+    # Hovering names each arm once.
+    over = tab.page.locator("#panel-family-1 .u-over")
+    over.hover(position={"x": over.bounding_box()["width"] - 3, "y": 20})
+    assert sorted(tab.page.locator(".tip .row span").all_inner_texts()) == sorted(["plain", *names[5:], "uniform"])
+
+
+def test_an_arm_of_a_family_is_drawn_without_the_first_arm(tmp_path, open_page):
+    result = arm("late", [0.9, 0.8], [1.0, 1.1])
+    study = study_of([arm("plain", [0.1], [1.0]), result], {"one family": ["late"]})
+    out = tmp_path / "index.html"
+    write_text(out, arms_page(study, [result], [], tmp_path))
+    assert open_page(out).run("document.querySelectorAll('.panel.alive canvas').length") == 1
