@@ -320,6 +320,11 @@ class DataConfig:
         return self.packing != "concat"
 
     @property
+    def cache_folder(self) -> Path:
+        """The folder ``cache_dir``, with the user's home in place of a tilde."""
+        return user_path(self.cache_dir)
+
+    @property
     def entries(self) -> list[str]:
         """Paths as a list, in whichever form they were given."""
         paths = [source.path for source in self.sources] or [self.path]

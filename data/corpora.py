@@ -52,7 +52,7 @@ def open_corpus(config: DataConfig) -> Corpus:
         return FileCorpus("files", [file for suffix in texts for file in by_suffix[suffix]], config)
     if len(tables) == 1:
         _check_all_read(found, tables)
-        cache_dir = user_path(config.cache_dir)
+        cache_dir = config.cache_folder
         return TableCorpus(config, [unpacked(path, cache_dir) for _, path in by_suffix[tables[0]]])
     if any(suffix in TOKEN_SUFFIXES for suffix in by_suffix):
         raise UsageError(f"data.path: {config.path!r} holds tokens ({census}) where text is asked for; name text")

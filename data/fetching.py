@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import UsageError
-from ..files import user_path
 from .cache import build_once, facts_of_files, fingerprint
 from .config import TABLE_SUFFIXES, DataConfig, corpus_suffix, is_remote
 from .remote import Found, Store, name_of
@@ -60,7 +59,7 @@ def fetched(url: str, config: DataConfig) -> Path:
     """Copy a remote file or folder and return the copy's path; see `localised`."""
     store = Store(url, config.timeout_s)
     files = store.files()
-    cache_dir = user_path(config.cache_dir)
+    cache_dir = config.cache_folder
     copies = [_copied(store, found, cache_dir, config.verify) for found in files]
     if len(files) == 1 and not url.endswith("/"):
         return copies[0]
@@ -110,7 +109,7 @@ def pointed(url: str, config: DataConfig, suffixes: Collection[str] = _TOKENS) -
     identities = {found.key: _identity(store, found) for found in files}
     most = int(config.cache_gb * 1e9)
     key = fingerprint(url=url, files=identities, cache_bytes=most, timeout_s=config.timeout_s, format=1)
-    folder = user_path(config.cache_dir) / f"stored-{key[:16]}"
+    folder = config.cache_folder / f"stored-{key[:16]}"
 
     def build(scratch: Path) -> dict[str, Any]:
         def place(found: Found) -> None:

@@ -194,7 +194,7 @@ def prepare(
         with naming(name):
             layout = layouts[name] = Layout.of(config.each()[name], text.tokenizer)
             of = {**tokens.facts, "tokenizer": tokenizer_hash}
-            cut = partial(layout.cut, seq_len=seq_len, cache_dir=user_path(config.cache_dir), of=of)
+            cut = partial(layout.cut, seq_len=seq_len, cache_dir=config.cache_folder, of=of)
             train_cut, val_cut = cut(tokens.train, "train"), cut(tokens.val, "val")
             train[name] = TokenWindows(tokens.train, seq_len, text.n_tokens, config.data_seed, cut=train_cut)
             val[name] = FixedWindows(tokens.val, seq_len, text.n_tokens, cut=val_cut)
@@ -242,7 +242,7 @@ def _prepare_streams(config: DataConfig, vocab_size: int, seq_len: int, batch_si
             layouts[name] = Layout.of(source, tokenizer)
             tables[name] = table = StreamedTable(source)
             tokens, held = held_out(
-                table, tokenizer, config.val_documents, config.val_fraction, user_path(config.cache_dir), config.verify
+                table, tokenizer, config.val_documents, config.val_fraction, config.cache_folder, config.verify
             )
             val[name] = FixedWindows(tokens, seq_len, tokenizer.vocab_size)
             facts[name] = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import reason_of, user_path
+from ..files import reason_of
 from ..schema import Sha256
 from .bad_rows import MEND, bad_rows, check_columns, check_first_row, check_lines, without_bad_rows
 from .cache import Meta, build_once, facts_of_files, files_sha256, fingerprint
@@ -230,7 +230,7 @@ class _RowCorpus(SurveyedCorpus):
     def __init__(self, config: DataConfig) -> None:
         super().__init__(config.val_fraction)
         self._config = config
-        self._cache_dir = user_path(config.cache_dir)
+        self._cache_dir = config.cache_folder
 
     def _load(self) -> datasets.Dataset:
         raise NotImplementedError

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import user_path
 from .cache import META, REBUILD, Meta, build_once, facts_of_files, fingerprint, takes_files
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
@@ -255,7 +254,7 @@ class _NGramsMeta(Meta):
 
 def _counted(config: DataConfig, corpora: Mapping[str, Corpus]) -> tuple[dict[str, int], int]:
     """Count duplicates; once for corpora that do not change."""
-    cache_dir = user_path(config.cache_dir)
+    cache_dir = config.cache_folder
     hashes = {name: corpus.content_hash() for name, corpus in corpora.items()}
     folder = cache_dir / f"duplicates-{fingerprint(content_hashes=hashes, format=1)[:16]}"
     if not folder.is_dir() and not takes_files(cache_dir):
@@ -303,7 +302,7 @@ def _ngrams(config: DataConfig) -> tuple[Path, dict[str, Any]]:
         found.save(scratch)
         return {"n_grams": len(found), "files": facts_of_files(scratch)}
 
-    folder = user_path(config.cache_dir) / f"ngrams-{fingerprint(content_hash=content_hash, n=n, format=1)[:16]}"
+    folder = config.cache_folder / f"ngrams-{fingerprint(content_hash=content_hash, n=n, format=1)[:16]}"
     meta = build_once(folder, build, schema=_NGramsMeta)
     return folder, {"content_hash": content_hash, "ngram": n, "n_grams": meta["n_grams"]}
 
@@ -327,7 +326,7 @@ def _cleaned(config: DataConfig, corpus: Corpus, ngrams: Path, name: str) -> Cor
         np.save(scratch / "documents.npy", np.flatnonzero(searched == TRAIN)[np.array(holds, dtype=bool)])
         return {"files": facts_of_files(scratch)}
 
-    folder = user_path(config.cache_dir) / f"{_CONTAMINATED}-{key[:16]}"
+    folder = config.cache_folder / f"{_CONTAMINATED}-{key[:16]}"
     build_once(folder, build)
     documents = np.load(folder / "documents.npy")
     if not len(documents):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import check_file, read_bytes, reason_of, user_path
+from ..files import check_file, read_bytes, reason_of
 from .cache import build_once, facts_of_files, file_states, fingerprint, takes_files
 from .config import COMPRESSIONS, DataConfig, corpus_suffix
 from .documents import (
@@ -174,7 +174,7 @@ class FileCorpus(SurveyedCorpus):
         super().__init__(config.val_fraction)
         self.kind = kind
         self._files = sorted(files)
-        self._cache_dir, self._n_workers = user_path(config.cache_dir), config.n_workers or n_cores()
+        self._cache_dir, self._n_workers = config.cache_folder, config.n_workers or n_cores()
 
     @cached_property
     def _survey(self) -> tuple[list[_Surveyed], dict[str, int]]:

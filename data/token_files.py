@@ -238,7 +238,7 @@ class TokenSource:
             return _joined(split_files(self._files, config.val_fraction, None), rule), None
         states = file_states([path for file in self._files for path in file.paths])
         key = fingerprint(files=states, val_fraction=config.val_fraction, end_token=config.end_token, format=1)
-        folder = user_path(config.cache_dir) / f"split-{key[:16]}"
+        folder = config.cache_folder / f"split-{key[:16]}"
 
         def build(scratch: Path) -> dict[str, Any]:
             found = split_files(self._files, config.val_fraction, config.end_token)
@@ -259,7 +259,7 @@ class TokenSource:
         """Return the largest token of each file, which is read whole once while it is unchanged."""
         known = [(file.dtype, file.offset) for file in self._files]
         key = fingerprint(files=file_states([file.path for file in self._files]), layout=known, format=1)
-        folder = user_path(self._config.cache_dir) / f"largest-{key[:16]}"
+        folder = self._config.cache_folder / f"largest-{key[:16]}"
 
         def build(_: Path) -> dict[str, Any]:
             return {"files": {}, "largest": [max(map(largest_token, blocks(f)), default=-1) for f in self._files]}

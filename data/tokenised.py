@@ -191,7 +191,7 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
         with naming(name):
             sources[name] = open_token_source(source) or open_corpus(source)
     _check_read(local, sources)
-    cache_dir = user_path(config.cache_dir)
+    cache_dir = config.cache_folder
     texts = {name: one for name, one in sources.items() if isinstance(one, Corpus)}
     if config.decontaminate is not None and len(texts) < len(sources):
         name = next(name for name in sources if name not in texts)

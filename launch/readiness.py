@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
-from ..files import one_line, user_path
+from ..files import one_line
 from ..measure.records import RunDir
 from ..trainer.config import RunConfig
 from ..trainer.strategies.table import STRATEGIES
@@ -273,7 +273,7 @@ def _room(config: RunConfig) -> Iterator[Finding]:
     if config.data.path != "backcopy":
         blocks = int((config.data.cache_gb or 0) * 1e9)
         what = "blocks of data.cache_gb" if blocks else ""
-        yield _folder("cache_dir", user_path(config.data.cache_dir), blocks, what, "--data.cache_dir")
+        yield _folder("cache_dir", config.data.cache_folder, blocks, what, "--data.cache_dir")
 
 
 def _folder(name: str, folder: Path, needed: int, what: str, option: str = "--run_dir") -> Finding:
