@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import Progress
+from rich.text import Text
 
 from ..errors import UsageError
 from ..files import user_path
@@ -25,10 +26,20 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
 
 
-def say(console: Console, text: str, *, style: str = "", wrapped: bool = False) -> None:
-    """Print a text as it is, without markup, in ASCII on a console that has no more; ``wrapped`` at its width."""
-    written = in_ascii(text) if console.options.ascii_only else text
-    console.print(written, style=style or None, highlight=False, markup=False, soft_wrap=not wrapped)
+def say(console: Console, text: str, *, title: str = "", style: str = "", wrapped: bool = False) -> None:
+    """Print a text as it is, without markup, in ASCII on a console that has no more; ``wrapped`` at its width.
+
+    Args:
+        console: the console.
+        text: the text.
+        title: begins the line in bold, if given.
+        style: style of the text, as rich names it.
+        wrapped: break lines at the console's width.
+    """
+    written = Text.assemble((title, "bold"), "  " if title else "", (text, style))
+    if console.options.ascii_only:
+        written.plain = in_ascii(written.plain)
+    console.print(written, soft_wrap=not wrapped)
 
 
 def print_written(what: str, path: Path) -> None:

@@ -23,6 +23,7 @@ from ..child_python import python_command, python_environment
 from ..errors import RunError, UsageError
 from ..files import write_text
 from ..models.user_classes import user_code_for_children
+from ..report.terminal import say
 from ..time_left import Pace, duration
 from ..trainer.saved_config import write_config
 from ..urls import credentials_for_children
@@ -251,7 +252,7 @@ class _Runner:
     def _print(self, line: str) -> None:
         # Above the bar, where both are on one terminal.
         console = self.bar.console if self.console.is_terminal and not self.bar.disable else self.console
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        say(console, line)
 
     def _show(self) -> None:
         if self.bar.disable and not self.pace.is_due():
@@ -389,4 +390,4 @@ def _write(out: Path, outputs: Outputs, console: Console, failed: str) -> None:
         files += outputs.draw(out)
     else:
         files.append("(no pictures: pip install matplotlib)")
-    console.print(f"{out}: {' '.join(files)}", highlight=False, soft_wrap=True, markup=False)
+    say(console, f"{out}: {' '.join(files)}")

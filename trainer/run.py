@@ -19,7 +19,6 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from rich.console import Console
-from rich.markup import escape
 
 from ..callbacks.loggers import check_installed, close_loggers
 from ..callbacks.wandb_run import WandbRun
@@ -36,6 +35,7 @@ from ..models.attention.fused import one_walk
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
 from ..models.decoder import Decoder
+from ..report.terminal import say
 from .checkpoints.folder_io import FolderCheckpointIO
 from .checkpoints.upload import Uploader
 from .config import RunConfig, TrainerConfig
@@ -193,61 +193,56 @@ def _print_start(
     """
     kind = "start" if config.init_from else "birth"
     birth = f"{start.birth['n_params']:,} parameters  {kind} {start.birth['digest'][:12]}…"
-    console.print(
-        f"[bold]{escape(str(run.path))}[/bold]  {birth}  "
-        + (f"resumed at step {start.step}" if resumed else escape(config.init_from) or f"init_seed {config.init_seed}")
+    say(
+        console,
+        f"{birth}  "
+        + (f"resumed at step {start.step}" if resumed else config.init_from or f"init_seed {config.init_seed}")
         + (f"  adapter {config.adapter.kind}" if config.adapter.is_on else "")
         + (f"  {world_size()} processes" if world_size() > 1 else ""),
-        highlight=False,
-        soft_wrap=True,
+        title=str(run.path),
     )
     if start.log_lacks_from is not None:
-        console.print(
+        say(
+            console,
             f"{run.metrics}: has no training loss between step {start.log_lacks_from:,} and {start.step:,}, though the "
             "run has been there: lines were lost, and its page lacks them",
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
         )
     settings = config.trainer
     first, last = (
         settings.batch_sizes.size(step) * config.model.max_seq_len for step in (start.step, settings.max_steps - 1)
     )
-    console.print(
+    say(
+        console,
         f"{settings.max_steps - start.step:,} steps of {first:,} {f'to {last:,} ' if last > first else ''}tokens, "
         f"{config.tokens_after(settings.max_steps) - config.tokens_after(start.step):,} in all",
-        highlight=False,
-        soft_wrap=True,
     )
     if config.init_from and not resumed and (rate := continued_rate(config.init_from)).lr == config.optim.lr:
-        console.print(f"optim.lr {rate.lr:g}: {rate.why}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"optim.lr {rate.lr:g}: {rate.why}")
     if (n_tokens := config.model.vocab_size) != asked.model.vocab_size and asked.data.tokenizer == "bpe":
-        console.print(
+        say(
+            console,
             f"vocabulary: the corpus gives {n_tokens:,} BPE tokens, not model.vocab_size {asked.model.vocab_size:,}: "
             "the model has as many, and config.yaml records it",
-            highlight=False,
-            soft_wrap=True,
         )
     last_step = max(start.step, settings.max_steps - 1)
     if (sizes := _shares(settings, last_step).sizes) != [asked.trainer.micro_batch_size]:
-        console.print(
+        say(
+            console,
             f"micro-batches of {' or '.join(map(str, sizes))} sequences for trainer.micro_batch_size "
             f"{asked.trainer.micro_batch_size}: so "
             f"{world_size()} process{'es' if world_size() > 1 else ''} can share the "
             f"{settings.batch_sizes.size(last_step)} of a step, each of which counts alike",
-            highlight=False,
-            soft_wrap=True,
         )
     for line in decisions(asked.trainer, settings, device):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(console, line)
     if config.model.attention.calibration.squares == "joint" and (why := one_walk.why_not(device.type)):
         line = f"n_eff: by another attention, model.attention.calibration.squares joint does not run ({why})"
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(console, line)
     if console.is_terminal:
         path = shlex.quote(str(run.path))
-        console.print(f"watch it: birthmark report {path} --watch", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"watch it: birthmark report {path} --watch")
     if explicit_because(config.model) is not None:
-        console.print(f"attention: {kernel_sentence(config.model)}", highlight=False, soft_wrap=True)
+        say(console, f"attention: {kernel_sentence(config.model)}")
 
 
 def _evaluator(config: RunConfig, material: Material, data: PreparedData) -> Evaluator | None:
@@ -362,8 +357,8 @@ def pretrain(
         console = (console or Console()) if rank() == 0 else Console(quiet=True)
         # Asked here so that a mistake ends the run at once, and again in begin_run, which holds the run's lock.
         from_rank_zero(lambda: check_resumable(config, run) if resume else check_unused(run))
-        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
-        upload = _uploader(config.trainer, run, say)
+        tell = partial(say, console)
+        upload = _uploader(config.trainer, run, tell)
         from_rank_zero(lambda: None if upload is None else upload.check())
 
         config = replace(config, trainer=decide(config.trainer, device, run if resume else None))
@@ -395,7 +390,7 @@ def pretrain(
         strategy = set_up_strategy(running.trainer, config.optim.grad_clip, device)
         # These refusals must precede the birth: a run with a birth keeps its snapshots and its optimizer.
         reference = partial(initialize_model, config, device=device, shard=strategy.shard_reference)
-        recorder = build_recorder(config, run, data, reference, say)
+        recorder = build_recorder(config, run, data, reference, tell)
         model = initialize_model(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
         _check_optimizer(config, model)
         birth = digest(model)
@@ -409,15 +404,13 @@ def pretrain(
         from_rank_zero(lambda: None if upload is None else upload.begin(start.step))
         _print_start(console, running, asked, run, start, device, resumed=resume)
         if data.mixture is not None:
-            console.print(_mixture_line(config, data), highlight=False, soft_wrap=True, markup=False)
+            tell(_mixture_line(config, data))
         if documents := duplicates_in_words(data.record):
-            console.print(documents, highlight=False, soft_wrap=True, markup=False)
+            tell(documents)
         if split := data.record.get("split"):
-            console.print(
-                f"tokens of {data.record['format']} files; validation: {split}", highlight=False, markup=False
-            )
+            tell(f"tokens of {data.record['format']} files; validation: {split}")
         for line in _stream_lines(data.train) if isinstance(data.train, StreamSource) else []:
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+            tell(line)
         if start.step >= config.trainer.max_steps:
             from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))
@@ -428,7 +421,7 @@ def pretrain(
         for logger in loggers:
             if isinstance(logger, WandbRun):
                 progress.on_fault = logger.end_in_fault
-                console.print(f"W&B: {logger.where}", highlight=False, soft_wrap=True, markup=False)
+                tell(f"W&B: {logger.where}")
         callbacks, stop = build_callbacks(
             running,
             run,

@@ -85,7 +85,6 @@ def run(options: Namespace) -> int:
         UsageError: a config, or an option, that is impossible.
     """
     from rich.console import Console
-    from rich.markup import escape
 
     from ...plan.cluster import Cluster
     from ...plan.planner import Planner, best, budget
@@ -143,8 +142,7 @@ def run(options: Namespace) -> int:
     console = Console()
     where = f"{cluster.n_gpus} × {cluster.gpu}" + (" (processes on this machine)" if cluster.gpu == "cpu" else "")
     active = f" ({planner.n_active:,} per token)" if planner.n_active != planner.n_params else ""
-    title = f"[bold]{escape(options.config)}[/bold]  {planner.n_params:,} parameters{active} on {where}"
-    console.print(title, highlight=False, soft_wrap=True)
+    say(console, f"{planner.n_params:,} parameters{active} on {where}", title=options.config)
     if plan is None:
         say(console, f"as it is, impossible: {impossible}")
     else:
