@@ -13,7 +13,7 @@ from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.config_file import read_config
 
 ROOT = Path(bm.__file__).parent
-README = (ROOT / "README.md").read_text()
+README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs/start.md").read_text()
 SHORT = {"trainer.max_steps": 4, "trainer.checkpoint_every": 2, "snapshot.n_sequences": 8, "snapshot.n_strangers": 1}
 
 
@@ -35,7 +35,7 @@ def test_it_says_what_it_does_where_the_page_is_and_what_comes_next(tmp_path, mo
 
 
 @pytest.mark.slow  # half a minute
-def test_its_run_shows_a_direction_a_sink_and_its_lineage(tmp_path):
+def test_its_run_shows_a_direction_a_sink_and_its_lineage(tmp_path, capsys):
     assert main(["demo", f"--run_dir={tmp_path / 'run'}"]) == 0
     run = RunDir.open(tmp_path / "run")
     birth, *_, end = run.snapshots()
@@ -44,11 +44,16 @@ def test_its_run_shows_a_direction_a_sink_and_its_lineage(tmp_path):
     assert birth.summary["bias_text"]["sink_mass"] < 0.1
     assert end.summary["bias_text"]["sink_mass"] > 0.6
     check_the_page_of_the_first_ten_minutes(run)
+    capsys.readouterr()
+    assert main(["fingerprint", str(run.path), "tiny_demo@0", "tiny_demo@1", "--json"]) == 0
+    (least, most, stranger) = map(float, *re.findall(r"z (\d+) to (\d+) .* stranger, with z about (\d+)", PAGE))
+    birth, other = (pair["z"] for pair in json.loads(capsys.readouterr().out)["pairs"][:2])
+    assert least - 0.5 < birth < most + 0.5
+    assert abs(other - stranger) < 2
 
 
 def check_the_page_of_the_first_ten_minutes(run):
     """Its numbers are those of this run, within what it says another number of threads changes."""
-    page = (ROOT / "docs/start.md").read_text()
     birth, *_, end = run.snapshots()
     rows = read_metrics(run.metrics)
 
@@ -71,10 +76,10 @@ def check_the_page_of_the_first_ten_minutes(run):
         r"positions falls from [\d.]+ to (0\.\d+) and": (last("val/loss_trigger"), 0.1),
     }
     for pattern, (found, within) in around.items():
-        (said,) = re.findall(pattern, page)
+        (said,) = re.findall(pattern, PAGE)
         assert float(said) == pytest.approx(found, abs=within), pattern
     assert last("seedprint/z_stranger") < 3
-    assert abs(end.bias["alignment"]) < float(re.findall(r"against at most (0\.\d+) for", page)[0]) + 0.05
+    assert abs(end.bias["alignment"]) < float(re.findall(r"against at most (0\.\d+) for", PAGE)[0]) + 0.05
     assert birth.bias["sink_mass"] < 0.1
 
 
