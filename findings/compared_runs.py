@@ -252,13 +252,13 @@ def comparison_sentence(first: str, second: str, differences: Sequence[Differenc
     by_name = {(d.quantity.name, d.probe): d for d in differences}
     mass = next((by_name[_SINK, probe] for probe in ("text", "", "random") if (_SINK, probe) in by_name), None)
     chosen = [d for d in (mass, by_name.get(("val/loss", ""))) if d is not None] or list(differences[:1])
-    told = [d for d in chosen if d.n_pairs]
-    if not told:
+    known = [d for d in chosen if d.n_pairs]
+    if not known:
         return f"{first} and {second} cannot be compared: no pair has finite numbers of both."
-    steps = {d.step for d in told}
-    parts = [_difference_in_words(d, first if i == 0 else "", with_step=len(steps) > 1) for i, d in enumerate(told)]
-    when = f" at step {told[0].step:,}" if len(steps) == 1 else ""
-    end = f"; {rests_on}" if any(d.interval is None for d in told) else ""
+    steps = {d.step for d in known}
+    parts = [_difference_in_words(d, first if i == 0 else "", with_step=len(steps) > 1) for i, d in enumerate(known)]
+    when = f" at step {known[0].step:,}" if len(steps) == 1 else ""
+    end = f"; {rests_on}" if any(d.interval is None for d in known) else ""
     return f"{second} has {' and '.join(parts)}{when}{end}."
 
 

@@ -115,8 +115,8 @@ def _survives(subject: str, control: str, start: str, value: float, at_birth: fl
     if not at_birth > 0:
         return f"{subject} survives: {control}; the value {start} is not known.", "present"
     share, beside = value / at_birth, f"{control}; {in_prose(at_birth)} {start}."
-    if share >= threshold("stands"):
-        return f"{subject} stands: {beside}", "present"
+    if share >= threshold("persists"):
+        return f"{subject} persists: {beside}", "present"
     if share >= threshold("trace"):
         return f"{subject} survives, weakened: {beside}", "present"
     return f"{subject} has left a trace: {beside}", "weak"

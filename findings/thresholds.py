@@ -58,9 +58,9 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "for a random direction, and a ρ of sd 1/√(V−1) for a random order.",
         "two-sided 1 % of the normal distribution; definitions §3 and §4",
     ),
-    "stands": Threshold(
+    "persists": Threshold(
         0.5,
-        "Share of the value at birth from which the seed's mark counts as standing; below it, as weaker.",
+        "Share of the value at birth from which the seed's mark counts as persistent; below it, as weaker.",
         "chosen",
     ),
     "trace": Threshold(

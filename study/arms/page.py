@@ -218,7 +218,7 @@ def _nothing_learned(
     end, birth = reference.figures[name], reference.figures.get(f"{name}_birth", spread([]))
     loss = "loss on triggers" if name == "trigger_loss" else "validation loss"
     beside = f", {in_prose(birth.mean, 2)} at birth" if birth.n else ""
-    told = [
+    said = [
         f"{first} has not learned: its {loss} is {in_prose(end.mean, 2)} nats{beside}. This is a first look: nothing "
         "can be said yet of arms that learn without a sink."
     ]
@@ -229,7 +229,7 @@ def _nothing_learned(
         ("In between, or not the same in every seed", between),
         ("Learned", [r for r in known if r.learned(name)]),
     )
-    return told + [f"{words}: {', '.join(r.arm for r in arms)}." for words, arms in parts if arms]
+    return said + [f"{words}: {', '.join(r.arm for r in arms)}." for words, arms in parts if arms]
 
 
 def _about_learning(results: Sequence[ArmResult]) -> str:

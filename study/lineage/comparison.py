@@ -258,15 +258,15 @@ def check_comparable(sources: Sequence[AnySource], probe: FingerprintProbe) -> N
     """Raise UsageError if two of the models cannot read the same inputs or have no dimensions to pair."""
     first = sources[0]
     for other in sources[1:]:
-        ours, theirs = first.config, other.config
-        if ours.d_model != theirs.d_model:
+        of_first, of_other = first.config, other.config
+        if of_first.d_model != of_other.d_model:
             raise UsageError(
-                f"{first.name} has width {ours.d_model}, {other.name} {theirs.d_model}: "
+                f"{first.name} has width {of_first.d_model}, {other.name} {of_other.d_model}: "
                 "only dimensions of one width can be paired"
             )
-        if probe.kind == "token" and ours.vocab_size != theirs.vocab_size:
+        if probe.kind == "token" and of_first.vocab_size != of_other.vocab_size:
             raise UsageError(
-                f"{first.name} has {ours.vocab_size} tokens, {other.name} {theirs.vocab_size}: "
+                f"{first.name} has {of_first.vocab_size} tokens, {other.name} {of_other.vocab_size}: "
                 "they cannot read the same ids; give births of the run's own config.yaml, or --probe embedding"
             )
     if probe.kind == "token":

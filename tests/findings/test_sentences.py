@@ -214,7 +214,7 @@ def test_a_single_head_whose_documents_are_not_recorded_is_not_ruled_out():
 @pytest.mark.parametrize(
     ("now", "words", "tone"),
     [
-        ({"alignment": 0.5, "drift": 0.9}, "stands", "present"),
+        ({"alignment": 0.5, "drift": 0.9}, "persists", "present"),
         ({"alignment": -0.2, "drift": -0.9}, "turned round", "present"),
         ({"alignment": 0.04, "drift": 0.9}, "a trace", "weak"),
         ({"alignment": 0.012, "drift": 0.02}, "gone", "absent"),
@@ -325,7 +325,7 @@ def test_a_ranking_survives_only_beyond_strangers_and_chance(rho, strangers, voc
     p = 2 * stats.norm.sf(abs(rho) * np.sqrt(vocab_size - 1))
     beyond = p <= 0.01 and all(abs(stranger) < abs(rho) for stranger in strangers)
     assert (verdict.tone in ("present", "weak")) == beyond or p == pytest.approx(0.01, rel=0.01)
-    if "stands" in verdict.sentence:
+    if "persists" in verdict.sentence:
         assert rho >= 0.5
     if "gone" in verdict.sentence:
         assert p > 0.009
