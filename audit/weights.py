@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ..errors import RunError
 from ..files import LONGEST_HEADER, check_file, one_line, parse_json, path_below, read_json
@@ -119,8 +120,8 @@ class HeldWeights(Weights):
         self.tensors = {name: tensor.detach().contiguous().flatten() for name, tensor in tensors.items()}
         self.entries = {name: Entry(NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
 
+    @override
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """See `Weights`."""
         return self.tensors[name][start:stop]
 
 

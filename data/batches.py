@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from ..errors import UsageError
 from .stored_files import StoredArray, file_bytes, map_tokens, read_together
@@ -313,12 +314,12 @@ class PlainCut(Cut):
     """The corpus as one text: sequences of ``seq_len + 1`` tokens, ``seq_len`` apart."""
 
     @property
+    @override
     def n_samples(self) -> int:
-        """See `Cut`."""
         return max(len(self.tokens) - 1, 0) // self.seq_len
 
+    @override
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """See `Cut`."""
         return self.tokens.read(numbers * self.seq_len, self.seq_len + 1)
 
 

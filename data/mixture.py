@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from .batches import FixedWindows, JoinedTokens, Nearby, PlainCut, TokensOfSources
 
@@ -292,8 +293,8 @@ class Mixture(_Sources):
         """Different samples of all sources."""
         return sum(source.n_samples for source in self._windows)
 
+    @override
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See the base."""
         return self.order.places(samples_N)
 
     def epochs(self, n_samples: int) -> dict[str, float]:
@@ -309,8 +310,8 @@ class InTurn(_Sources):
         """Number of samples until each has been read once."""
         return max(source.n_samples for source in self._windows) * len(self._windows)
 
+    @override
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See the base."""
         return samples_N % len(self._windows), samples_N // len(self._windows)
 
     def is_first_round(self, first_sample: int, n: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from ..errors import UsageError
 from .batches import Cut, PlainCut, Tokens
@@ -312,8 +313,8 @@ class CutBehindBos(PlainCut):
         """See `Cut`: every token is a target once."""
         return len(self.tokens) // self.seq_len
 
+    @override
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """See `Cut`."""
         text = self.tokens.read(numbers * self.seq_len, self.seq_len)
         return np.concatenate([np.full((len(text), 1), self.bos, dtype=np.int64), text], axis=1)
 
@@ -326,12 +327,12 @@ class CutWithBos(PlainCut):
         self.bos, self.index = bos, index
 
     @property
+    @override
     def n_samples(self) -> int:
-        """See `Cut`."""
         return max(len(self.tokens) + len(self.index["documents"]) - 1, 0) // self.seq_len
 
+    @override
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """See `Cut`."""
         starts_D, length = self.index["documents"], self.seq_len + 1
         out = np.full((len(numbers), length), self.bos, dtype=np.int64)
         for row, first in zip(out, (numbers * self.seq_len).tolist(), strict=True):
@@ -366,8 +367,8 @@ class PackedCut(Cut):
         self.index, self.bos, self.at = index, bos, at
 
     @property
+    @override
     def n_samples(self) -> int:
-        """See `Cut`."""
         return len(self.index["filled"])
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
@@ -392,13 +393,13 @@ class PackedCut(Cut):
                 at += length
         return out
 
+    @override
     def n_targets(self, numbers: np.ndarray) -> np.ndarray:
-        """See `Cut`."""
         return np.asarray(self.index["filled"][numbers]) - 1
 
     @property
+    @override
     def padding(self) -> float:
-        """See `Cut`."""
         places = self.n_samples * (self.seq_len + 1)
         return 1 - float(self.index["filled"].sum()) / places if places else 0.0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired
 
 import numpy as np
+from typing_extensions import override
 
 from ..errors import RunError, UsageError
 from ..files import reason_of
@@ -274,8 +275,8 @@ class _RowCorpus(SurveyedCorpus):
         return np.load(self._survey_folder[0] / "hashes.npy")
 
     @property
+    @override
     def contents(self) -> np.ndarray:
-        """See the base."""
         return self.keys
 
     @cached_property
@@ -283,8 +284,8 @@ class _RowCorpus(SurveyedCorpus):
         return np.load(self._survey_folder[0] / "n_bytes.npy")
 
     @property
+    @override
     def sizes(self) -> np.ndarray:
-        """See the base."""
         return self._signed_sizes.clip(0)
 
     def _survey(self, folder: Path) -> dict[str, Any]:
@@ -311,8 +312,8 @@ class _RowCorpus(SurveyedCorpus):
     def _span(self, first: int, end: int) -> Rows:
         return Rows(self._dataset, first, end)
 
+    @override
     def piece(self, first: int, codes: np.ndarray) -> RowPiece:
-        """See the base."""
         return RowPiece(self._span(first, first + len(codes)), codes, self._val_fraction)
 
     def skipped_in_survey(self) -> dict[str, int]:
@@ -320,8 +321,8 @@ class _RowCorpus(SurveyedCorpus):
         counts = {"empty": (self._signed_sizes == 0).sum(), "bad": (self._signed_sizes == _BAD).sum()}
         return {reason: int(count) for reason, count in counts.items() if count}
 
+    @override
     def check_any(self) -> None:
-        """See the base."""
         if not self.sizes.any():
             raise UsageError(
                 f"data.path: column {self._config.text_field!r} of {self._config.path!r} holds no text in its "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from ..errors import RunError, UsageError
 from ..files import reason_of
@@ -48,8 +49,8 @@ class ShuffledOrder(SourceOrder):
         self.names, self.stages = order.names, order.stages
         self._sizes, self._data_seed = sizes, data_seed
 
+    @override
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See the base."""
         moved_N, left = np.empty_like(samples_N), np.unique(samples_N)
         while left.size:
             step = self._step(int(left[0]))

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from ..errors import RunError, UsageError
 from ..files import check_file, read_bytes, reason_of
@@ -225,13 +226,13 @@ class FileCorpus(SurveyedCorpus):
         return np.array(hashes, dtype=np.uint64)
 
     @cached_property
+    @override
     def contents(self) -> np.ndarray:
-        """See the base."""
         return np.array([file.content for file in self._survey[0]], dtype=np.uint64)
 
     @cached_property
+    @override
     def sizes(self) -> np.ndarray:
-        """See the base."""
         return np.array([file.n_bytes for file in self._survey[0]], dtype=np.int64)
 
     def skipped_in_survey(self) -> dict[str, int]:
@@ -246,8 +247,8 @@ class FileCorpus(SurveyedCorpus):
             total.update(document.sha256)
         return total.hexdigest()
 
+    @override
     def piece(self, first: int, codes: np.ndarray) -> FilePiece:
-        """See the base."""
         return FilePiece(self._survey[0][first : first + len(codes)], codes, self._val_fraction)
 
 

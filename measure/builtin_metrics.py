@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from .. import metrics as _metrics
 from ..metrics.directions import Contraction
@@ -68,8 +69,8 @@ class ObservedContraction(_Builtin):
         else:
             self.after_mlp.update(layer, h_BTD)
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         mlp = self.after_mlp.compute()
         arrays = {"inter_mlp": mlp.inter, "intra_mlp": mlp.intra}
         nothing = np.full(len(mlp.inter) - 1, np.nan)
@@ -92,8 +93,8 @@ class ObservedPreference(_Builtin):
         """See :class:`Observed`."""
         self.preference.update(logits_BV)
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         p, w = self.preference.compute()
         scalars: Scalars = {
             "kl_uniform": kl_to_uniform(p),
@@ -124,8 +125,8 @@ class ObservedBirth(_Builtin):
         if site != "attention":
             self.alignment.update(layer, h_BTD)
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         alignment, p = self.alignment.compute(), Ranked(self.preference.compute().mean_prob)
         arrays, scalars = {"mean_direction": alignment.mean_direction}, Scalars()
         birth, strangers = self.birth, self.strangers
@@ -173,8 +174,8 @@ class ObservedSinks(_Builtin):
         """See models/observe.py."""
         self.sinks.update(layer - 1, attended.sums)
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         sinks = self.sinks.compute()
         scalars: Scalars = {"sink_uniform": sinks.uniform, "sink_epsilon": self.sinks.epsilon}
         arrays: Arrays = {"sink_epsilons": np.array(self.sinks.grid)}
@@ -213,8 +214,8 @@ class ObservedDocumentSinks(_Builtin):
         if attended.first_BT is not None and (on_first_2BHT := attended.sums.on_first_2BHT) is not None:
             self.sinks.update(layer - 1, on_first_2BHT, attended.first_BT)
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         found = self.sinks.compute() if self.has_documents else None
         if found is None:
             return {}, {}
@@ -253,8 +254,8 @@ class ObservedAggregation(_Builtin):
         if self.variance_out is not self.variance:
             self.variance_out.update(layer - 1, attended.out_BHTK)
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         variance, variance_out = self.variance.compute(), self.variance_out.compute()
         tokens = self.tokens.compute()
         arrays = {
@@ -289,16 +290,16 @@ class ObservedNeurons(_Builtin):
         """See models/observe.py."""
         self.units.update(layer - 1, a_BTF)
 
+    @override
     def passed(self, layer: int) -> None:
-        """See :class:`Observed`."""
         if layer:
             first_LF, others_LF = self.units.compute()
             top_K = _loudest(super_neurons(first_LF[layer - 1], others_LF[layer - 1]).z)
             maps = mlp_maps(self.model, layer)
             self.weights.append(no_weights(len(top_K)) if maps is None else unit_weights(top_K, *maps))
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         first_LF, others_LF = self.units.compute()
         z_LF, ratio_LF, is_super_LF = super_neurons(first_LF, others_LF)
         top_LK = _loudest(z_LF)
@@ -350,8 +351,8 @@ class ObservedStates(_Builtin):
             self.massive.update(layer, h_BTD, size_BTD)
             self.rank.update(layer, h_BTD)
 
+    @override
     def passed(self, layer: int) -> None:
-        """See :class:`Observed`."""
         if self.by_block is not None:
             self.by_block.passed(layer)
         elif self.solves_apart and layer == 0:
@@ -360,8 +361,8 @@ class ObservedStates(_Builtin):
             self.solving = pool.submit(self.rank.compute)
             pool.shutdown(wait=False)
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         dominance, massive, rank = self.dominance.compute(), self.massive.compute(), self._solved()
         arrays = {
             "dominance": dominance.by_position,
@@ -398,8 +399,8 @@ class ObservedLock(_Builtin):
         """See models/observe.py."""
         self.lock.update(layer - 1, attended.q_BHTK, attended.k_BHTK)
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         lock = self.lock.compute()
         arrays = {"qk_cosine": lock.cosine, "qk_cosine_signed": lock.signed, "qk_positive": lock.positive}
         return {"qk_cosine": mean(lock.cosine), "qk_positive": mean(lock.positive)}, arrays

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from ..errors import UsageError
 from ..models.config import ModelConfig
 
@@ -163,8 +165,8 @@ class Mask(Kind):
 
     meaning = "query K sees itself only"
 
+    @override
     def check_attention(self, config: ModelConfig | HFConfig) -> None:
-        """See :class:`Kind`."""
         attention = config.attention
         plain = attention.normaliser == "softmax" and attention.kv_bias == "none"
         if not plain or attention.aggregation == "calibrated":
@@ -172,8 +174,8 @@ class Mask(Kind):
                 "kind mask: this attention is no plain softmax, or its output is calibrated by its weights"
             )
 
+    @override
     def changed(self, what: Intervention, dose: float, seen: Aggregation, mean: Tensor | None) -> Tensor:
-        """See :class:`Kind`."""
         at = list(what.positions)
         return _with(seen.o_BHTK, seen.v_BHTK[:, :, at], at)
 
@@ -190,16 +192,16 @@ class Amplify(Kind):
     meaning = "what heads aggregate at K moves from its mean by the dose"
     options = frozenset({"lambdas", "around"})
 
+    @override
     def mean_of(self, what: Intervention) -> MeanOf | None:
-        """See :class:`Kind`."""
         return what.around or "outputs"
 
+    @override
     def follows_change(self, what: Intervention) -> bool:
-        """See :class:`Kind`."""
         return self.mean_of(what) == "outputs"
 
+    @override
     def changed(self, what: Intervention, dose: float, seen: Aggregation, mean: Tensor | None) -> Tensor:
-        """See :class:`Kind`."""
         assert mean is not None
         at = list(what.positions)
         mean_H1K = mean[:, None]
@@ -214,12 +216,12 @@ class Scale(Amplify):
     meaning = "the control: it grows, and keeps its direction"
     options = frozenset({"lambdas", "around", "matched"})
 
+    @override
     def mean_of(self, what: Intervention) -> MeanOf | None:
-        """See :class:`Kind`."""
         return super().mean_of(what) if what.matched else None
 
+    @override
     def changed(self, what: Intervention, dose: float, seen: Aggregation, mean: Tensor | None) -> Tensor:
-        """See :class:`Kind`."""
         at = list(what.positions)
         o_BHPK = seen.o_BHTK[:, :, at]
         if not what.matched:
@@ -237,8 +239,8 @@ class Ablation(Kind):
     acts_on_later_blocks = False
     filled_with: ClassVar[MeanOf]
 
+    @override
     def mean_of(self, what: Intervention) -> MeanOf | None:
-        """See :class:`Kind`."""
         return self.filled_with if what.fill == "mean" else None
 
 
@@ -247,8 +249,8 @@ class LastAxisAblation(Ablation):
 
     named: ClassVar[str]
 
+    @override
     def changed(self, what: Intervention, dose: float, seen: Tensor, mean: Tensor | None) -> Tensor:
-        """See :class:`Kind`."""
         x_BTC = seen.clone()
         rows = list(what.positions) or list(range(x_BTC.shape[1]))
         for index in getattr(what, self.named):
@@ -279,8 +281,8 @@ class AblateHeads(Ablation):
     named, filled_with = "heads", "outputs"
     options = frozenset({"fill", "heads"})
 
+    @override
     def changed(self, what: Intervention, dose: float, seen: Aggregation, mean: Tensor | None) -> Tensor:
-        """See :class:`Kind`."""
         o_BHTK = seen.o_BHTK.clone()
         rows = list(what.positions) or list(range(o_BHTK.shape[2]))
         for head in what.heads:
@@ -296,8 +298,8 @@ class AblateValue(Ablation):
     acts_on_later_blocks = True
     filled_with = "values"
 
+    @override
     def changed(self, what: Intervention, dose: float, seen: Aggregation, mean: Tensor | None) -> Tensor:
-        """See :class:`Kind`."""
         o_BHTK = seen.o_BHTK
         for key in what.positions:
             v_BHK = seen.v_BHTK[:, :, key]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from ..metrics.sinks import KeySummer
 from ..models.attention.weight_reader import read_weights
@@ -46,8 +47,8 @@ class ObservedNewborn(ObservedBirth):
         super().__init__(setting)
         self.kept: list[Tensor] = []
 
+    @override
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
-        """See models/observe.py."""
         if site != "attention":
             self.kept.append(h_BTD[:, -1:].clone())
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from typing_extensions import override
 
 from ..errors import RunError
 from ..metrics.directions import SeedAlignment
@@ -242,8 +243,8 @@ class SelfObserving(Observed):
         self.name, self.quantities = source.name, source.quantities
         self.metric, self.setting = source.make(setting.sizes).to(setting.device), setting
 
+    @override
     def hook(self, place: Place) -> Callable[..., None] | None:
-        """See :class:`Observed`."""
         return getattr(self.metric, place, None)
 
     def passed(self, layer: int) -> None:
@@ -255,8 +256,8 @@ class SelfObserving(Observed):
     def _show_maps(self, read: Callable[..., None], layer: int, maps: tuple[Tensor, Tensor, Tensor | None]) -> None:
         read(layer, *maps)
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         return self._named(self.metric.compute())
 
     def _named(self, values: Any) -> tuple[Scalars, Arrays]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
+from typing_extensions import override
 
 from ..errors import RunError, UsageError
 from ..metrics.quantities import MEASURED
@@ -194,8 +195,8 @@ class Guarded(SelfObserving):
         self.name = f"snapshot.metrics {source.name}"
         self.problem = self._state.difference(before)
 
+    @override
     def hook(self, place: Place) -> Callable[..., None] | None:
-        """See :class:`Observed`."""
         method = super().hook(place)
         return None if method is None else partial(self._guarded, place, method)
 
@@ -224,8 +225,8 @@ class Guarded(SelfObserving):
         if max_over_ranks(int(self.problem is not None)):
             raise RunError(f"{self.name}: {self.problem or 'failed on another rank'}") from self._cause
 
+    @override
     def result(self) -> tuple[Scalars, Arrays]:
-        """See :class:`Observed`."""
         found = self._guarded("compute", self._quiet_compute)
         self.check()
         return self._named(found)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from .declarations.sinks import n_judged_keys
 from .quantity import Sizes
@@ -75,8 +76,8 @@ class HeadEntropy(AdditiveMetric):
         for largest_PBH in largest if entropy_PBH.shape[1] else []:
             self.largest[places] = self.largest[places].maximum(largest_PBH.amax(1))
 
+    @override
     def reduce_over(self, group: Any) -> None:
-        """See :class:`AdditiveMetric`."""
         super().reduce_over(group)
         self.largest = largest_over_ranks(self.largest, group)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from .summed_metrics import AdditiveMetric, sum_over_ranks
 
@@ -86,8 +87,8 @@ class PositionalVariance(AdditiveMetric):
         n_P11 = self.n_sequences[places, None, None]
         self.scatter[places].add_(away_PBTH.sum(1)).sub_(of_sum_PTH / n_P11)
 
+    @override
     def reset(self) -> None:
-        """See :class:`PlaceMetric`."""
         self._begun = set()
         super().reset()
 
@@ -100,8 +101,8 @@ class PositionalVariance(AdditiveMetric):
         self.scatter = self.scatter + scatter + weight_L11 * _square_sum(away)
         self.mean, self.n_sequences = self.mean + away * share_L111.to(away.dtype), total
 
+    @override
     def reduce_over(self, group: Any) -> None:
-        """See :class:`AdditiveMetric`."""
         total = sum_over_ranks(self.n_sequences, group)
         share_L111 = (self.n_sequences / total.clamp_min(1))[:, None, None, None]
         mean = sum_over_ranks(self.mean * share_L111.to(self.mean.dtype), group)

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from ..errors import UsageError
 from .adapter_config import AdapterConfig
@@ -25,16 +26,16 @@ from .tensor_shards import shard_of
 class LoraDown(Linear):
     """Map to the inner width. Drawn with 1/√fan-in, whatever the model's initialiser."""
 
+    @override
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """See :class:`~birthmark.models.init.StatesBirth`."""
         return {"weight": Normal(self.in_features**-0.5)}
 
 
 class LoraUp(Linear):
     """Map from the inner width. Starts at 0, so that the product does."""
 
+    @override
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """See :class:`~birthmark.models.init.StatesBirth`."""
         return {"weight": Constant(0.0)}
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, overload
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from ..errors import UsageError
 from .attention.attention import attention_of
@@ -63,10 +64,10 @@ class Head(Linear):
         self.parameter_roles = {"weight": ParameterRole.HEAD}
         self.cap = config.logit_softcap
 
+    @override
     def forward(  # type: ignore[override]
         self, x: Tensor, targets: Tensor | None = None, z_loss: float = 0.0, n_counted: Tensor | None = None
     ) -> Tensor | TokenLosses:
-        """See :func:`read_out`."""
         return read_out(x, self.weight, targets, z_loss, self.cap, n_counted)
 
 

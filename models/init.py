@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from .config import InitConfig
 
@@ -114,12 +115,12 @@ class Constant(Distribution):
     value: float
 
     @property
+    @override
     def spread(self) -> float:
-        """See :class:`Distribution`."""
         return 0.0
 
+    @override
     def block(self, normals: Normals, n: int) -> np.ndarray:
-        """See :class:`Distribution`."""
         return np.full(n, self.value, dtype=np.float32)
 
 
@@ -130,12 +131,12 @@ class Normal(Distribution):
     std: float
 
     @property
+    @override
     def spread(self) -> float:
-        """See :class:`Distribution`."""
         return self.std
 
+    @override
     def block(self, normals: Normals, n: int) -> np.ndarray:
-        """See :class:`Distribution`."""
         values = normals(n)
         values *= np.float32(self.std)
         return values
@@ -158,8 +159,8 @@ class TruncatedNormal(Distribution):
         density = math.exp(-(self.truncate**2) / 2) / math.sqrt(2 * math.pi)
         return self.std * math.sqrt(1 - 2 * self.truncate * density / math.erf(self.truncate / math.sqrt(2)))
 
+    @override
     def block(self, normals: Normals, n: int) -> np.ndarray:
-        """See :class:`Distribution`."""
         values, bound = normals(n), np.float32(self.truncate)
         again, beyond = 0, np.flatnonzero(np.abs(values) > bound)
         while beyond.size:
@@ -186,16 +187,16 @@ class Orthogonal(Distribution):
     whole = True
 
     @property
+    @override
     def spread(self) -> float:
-        """See :class:`Distribution`."""
         return max(self.rows, self.columns) ** -0.5
 
+    @override
     def block(self, normals: Normals, n: int) -> np.ndarray:
-        """See :class:`Distribution`."""
         return normals(n)
 
+    @override
     def finish(self, values: np.ndarray) -> np.ndarray:
-        """See :class:`Distribution`."""
         matrix = torch.from_numpy(values).view(self.rows, self.columns).double()
         wide = self.rows < self.columns
         n_threads = torch.get_num_threads()

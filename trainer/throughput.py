@@ -10,6 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ..models.config import ModelConfig
 from ..models.parameter_shapes import n_idle
 from .gpu_specs import find_gpu
@@ -96,8 +98,8 @@ class GpuClock(HostClock):
         event.record()
         return event
 
+    @override
     def seconds(self, start: Any, end: Any) -> float:
-        """See :class:`HostClock`."""
         return float(start.elapsed_time(end)) / 1000
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...models.attention.fused.backends import over_heads
 from ...models.attention.fused.blockwise import softmax_rows
@@ -151,8 +152,8 @@ class FamilyScores(Scores):
         """Always False: no fused kernel computes these scores."""
         return False
 
+    @override
     def block(self, start: int, stop: int, minus_BHT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :class:`Scores`."""
         scores, seen = super().block(start, stop)
         n_keys = scores.shape[-1]
         scores = soft_capped(scores, self.softcap)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from ...errors import UsageError
 from ..config import InitConfig, ModelConfig
@@ -154,8 +155,8 @@ class DifferentialNorm(PlainAggregation):
         self.gain = nn.Parameter(torch.ones(2 * config.d_value))
         self.parameter_roles = {"gain": ParameterRole.GAIN}
 
+    @override
     def in_block(self, block: int) -> None:
-        """See :class:`PlainAggregation`."""
         self.kept = 1 - initial_lambda(block)
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:

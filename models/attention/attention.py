@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Distribution, Linear, ParameterRole, Role
@@ -299,8 +300,8 @@ class LatentAttention(Attention):
     the key that turns. Rows of a head in ``kv_up``: keys, then values.
     """
 
+    @override
     def add_maps(self, config: ModelConfig) -> None:
-        """See :class:`Attention`."""
         latent, d, bias = config.attention.latent, config.d_model, config.qkv_bias
         assert latent.kv_rank is not None
         self.has_query_rank = latent.q_rank is not None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ..config import InitConfig, ModelConfig
 from ..init import Distribution, Normal, ParameterRole
@@ -64,8 +65,8 @@ class Difference(WeightedSum):
                     self.reader.read_scores(EVERYTHING, part)
                 self.reader.read(EVERYTHING, start, self.rows(start, stop))
 
+    @override
     def rows(self, start: int, stop: int) -> Tensor:
-        """See :class:`WeightedSum`."""
         first, second = _of_pairs(self.softmax.rows(start, stop))
         return first - self.share * second
 
@@ -73,12 +74,12 @@ class Difference(WeightedSum):
         """Sum ``of`` rows over their keys, a block of queries at a time."""
         return torch.cat([of(self.rows(*block)).sum(-1) for block in query_blocks(self.o_BHTK.shape[2])], dim=2)
 
+    @override
     def row_sum(self) -> Tensor | None:
-        """See :class:`WeightedSum`."""
         return self._over_rows(torch.abs)
 
+    @override
     def sum_squares(self) -> Tensor:
-        """See :class:`WeightedSum`."""
         return self._over_rows(torch.square)
 
 
@@ -92,8 +93,8 @@ class DifferentialSoftmax(Softmax):
         self.parameter_roles = dict.fromkeys(("q1", "k1", "q2", "k2"), ParameterRole.GAIN)
         self.lambda_init = initial_lambda(0)
 
+    @override
     def in_block(self, block: int) -> None:
-        """See :class:`Softmax`."""
         self.lambda_init = initial_lambda(block)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:

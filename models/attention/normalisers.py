@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution, ParameterRole
@@ -127,8 +128,8 @@ class FusedSoftmax(WeightedSum):
         """Return the log-sum-exp over tokens and extra keys."""
         return self._lse() if self._total_BHT is None else self._total_BHT
 
+    @override
     def rows(self, start: int, stop: int) -> Tensor:
-        """See :class:`WeightedSum`."""
         scores, seen = self.scores.block(start, stop, self._total())
         if self.plain:  # only the last square has keys that are not seen; the rest stays in cache untouched
             scores[..., start:].masked_fill_(~seen[:, start:], -torch.inf)
@@ -136,8 +137,8 @@ class FusedSoftmax(WeightedSum):
             scores = scores.masked_fill(~seen, -torch.inf)
         return scores.exp_()
 
+    @override
     def row_sum(self) -> Tensor | None:
-        """See :class:`WeightedSum`."""
         return (self._lse() - self._total()).exp() if self.extra else None
 
     def sum_squares(self) -> Tensor:
@@ -146,13 +147,13 @@ class FusedSoftmax(WeightedSum):
             return self._squares_BHT
         return (self.scores.lse(sharpness=2.0) - 2 * self._total()).exp()
 
+    @override
     def squares_without_value(self) -> Tensor | None:
-        """See :class:`WeightedSum`."""
         squares = [(2 * (key.score_BHT - self._total())).exp() for key in self.extra if key.value is None]
         return sum(squares[1:], squares[0]) if squares else None
 
+    @override
     def prefix_share(self) -> Tensor | None:
-        """See :class:`WeightedSum`."""
         shares = [(key.score_BHT - self._total()).exp() for key in self.extra if key.of_prefix]
         return sum(shares[1:], shares[0]) if shares else None
 
@@ -197,24 +198,24 @@ class Explicit(WeightedSum):
             reader.read_scores(EVERYTHING, scores.masked_fill(~seen, -torch.inf))
         return self.weigh(scores, seen, [key.score_BHT[:, :, start:stop, None].to(scores.dtype) for key in self.extra])
 
+    @override
     def rows(self, start: int, stop: int) -> Tensor:
-        """See :class:`WeightedSum`."""
         return self._weights(start, stop)[0]
 
+    @override
     def row_sum(self) -> Tensor | None:
-        """See :class:`WeightedSum`."""
         return self._by_block(lambda start, stop: self.rows(start, stop).abs().sum(-1))
 
     def sum_squares(self) -> Tensor:
         """Sum the squares of the weights as they are."""
         return self._by_block(lambda start, stop: self.rows(start, stop).square().sum(-1))
 
+    @override
     def squares_without_value(self) -> Tensor | None:
-        """See :class:`WeightedSum`."""
         return self._sum_over_extra([key.value is None for key in self.extra], power=2)
 
+    @override
     def prefix_share(self) -> Tensor | None:
-        """See :class:`WeightedSum`."""
         return self._sum_over_extra([key.of_prefix for key in self.extra], power=1)
 
     def _sum_over_extra(self, is_chosen: list[bool], power: int) -> Tensor | None:
@@ -259,12 +260,12 @@ class Joined(WeightedSum):
         self.scores, self.parts = scores, parts
         self.o_BHTK = torch.cat([part.o_BHTK for part in parts], dim=2)
 
+    @override
     def sum_squares(self) -> Tensor:
-        """See :class:`WeightedSum`."""
         return torch.cat([part.sum_squares() for part in self.parts], dim=2)
 
+    @override
     def squares_without_value(self) -> Tensor | None:
-        """See :class:`WeightedSum`."""
         found = [squares for part in self.parts if (squares := part.squares_without_value()) is not None]
         return torch.cat(found, dim=2) if found else None
 
@@ -339,10 +340,10 @@ class Softpick(Softmax):
         """Compute weights from rows of scores; see ``blockwise.py``."""
         return softpick_rows(scores, seen, extra)
 
+    @override
     def forward(
         self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
-        """See :class:`Softmax`."""
         return Explicit(scores, v_BGSK, extra, self.rows, needs_weights)
 
 
@@ -355,8 +356,8 @@ class ClippedSoftmax(Softpick):
         attention = config.attention
         self.zeta, self.gamma = attention.clip_zeta or 1.0, -attention.clip_alpha / config.max_seq_len
 
+    @override
     def rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """See ``blockwise.py``."""
         return clipped_rows(scores, seen, extra, self.zeta, self.gamma)
 
 
@@ -373,10 +374,10 @@ class Similarity(Softmax):
         """Compute the similarity of each score."""
         return scores
 
+    @override
     def forward(
         self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
-        """See :class:`Softmax`."""
         return Explicit(scores, v_BGSK, extra, self._rows, needs_weights)
 
     def _rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -403,22 +404,22 @@ class SigmoidSimilarity(Similarity):
         super().__init__(config)
         self.bias = -math.log(config.max_seq_len) if config.attention.sigmoid_bias == "log_length" else 0.0
 
+    @override
     def phi(self, scores: Tensor) -> Tensor:
-        """See :class:`Similarity`."""
         return (scores + self.bias).sigmoid()
 
 
 class ReluSimilarity(Similarity):
     """Similarity ``max(s, 0)``."""
 
+    @override
     def phi(self, scores: Tensor) -> Tensor:
-        """See :class:`Similarity`."""
         return F.relu(scores)
 
 
 class EluSimilarity(Similarity):
     """Similarity ``ELU(s) + 1``."""
 
+    @override
     def phi(self, scores: Tensor) -> Tensor:
-        """See :class:`Similarity`."""
         return F.elu(scores) + 1

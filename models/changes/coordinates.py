@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...errors import UsageError
 from ..config import ModelConfig
@@ -158,12 +159,12 @@ def with_gains(model: ModelWeights, new_gain: Callable[[str, Tensor], Tensor]) -
 class ChannelPermutation(Change):
     """The channels of the residual stream in a random order."""
 
+    @override
     def check(self, config: ModelConfig) -> None:
-        """See :class:`Change`."""
         check_channels(config, "permute_channels")
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         order = keyed_generator(seed, "channels").permutation(model.config.d_model)
 
         def move(tensor: Tensor, axis: int) -> Tensor:
@@ -179,12 +180,12 @@ class SignFlips(Change):
     share: float = 0.5
     """Share of the channels that are negated; 1 negates all."""
 
+    @override
     def problems(self) -> list[str]:
-        """See :class:`Change`."""
         return [] if 0 < self.share <= 1 else [f"share is {self.share}: give a share above 0, at most 1"]
 
+    @override
     def check(self, config: ModelConfig) -> None:
-        """See :class:`Change`."""
         check_channels(config, "flip_signs")
         if config.norm == "layernorm" and self.share < 1:
             raise UsageError(
@@ -192,8 +193,8 @@ class SignFlips(Change):
                 "change their sign: give share 1"
             )
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         sign_D = np.ones(model.config.d_model)
         flipped = keyed_generator(seed, "signs").permutation(len(sign_D))[: max(round(self.share * len(sign_D)), 1)]
         sign_D[flipped] = -1
@@ -215,18 +216,18 @@ class ChannelScaling(Change):
     factor: float = 4.0
     """Largest scale; scales are drawn log-uniformly between its inverse and itself."""
 
+    @override
     def problems(self) -> list[str]:
-        """See :class:`Change`."""
         return [] if 1 < self.factor <= 1e3 else [f"factor is {self.factor}: give a number above 1, at most 1000"]
 
+    @override
     def check(self, config: ModelConfig) -> None:
-        """See :class:`Change`."""
         check_gate_kind(config, "scale_channels")
         if config.norm == "none":
             raise UsageError("scale_channels: model.norm none has no gains to scale")
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
 
         def scaled(norm: str, gain_D: Tensor) -> Tensor:
             exponent_D = keyed_generator(seed, "scales", norm).uniform(-1, 1, len(gain_D))
@@ -243,8 +244,8 @@ class Rotation(Change):
     mean over channels must stay, directions across (1, …, 1) turn.
     """
 
+    @override
     def check(self, config: ModelConfig) -> None:
-        """See :class:`Change`."""
         check_channels(config, "rotate")
         if config.norm == "dyt":
             raise UsageError("rotate: model.norm dyt bends each channel by itself, and no rotation passes that")
@@ -254,8 +255,8 @@ class Rotation(Change):
                 "stream, where no rotation passes them"
             )
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         config = model.config
         turn_DD = random_rotation(config, seed)
 
@@ -294,13 +295,13 @@ def random_rotation(config: ModelConfig, seed: int) -> Tensor:
 class UnitPermutation(Change):
     """Random reordering of the hidden units of every MLP, each in its own order."""
 
+    @override
     def check(self, config: ModelConfig) -> None:
-        """See :class:`Change`."""
         if config.experts.is_on:
             raise UsageError("permute_units: experts have units of their own each, and model.experts is set")
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         tensors = dict(model.tensors)
         for i in range(model.config.n_layers):
             order = torch.from_numpy(keyed_generator(seed, "units", i).permutation(model.config.ff))

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...errors import UsageError
 from ..config import ExpertsConfig, InitConfig, ModelConfig
@@ -25,20 +26,20 @@ class BlockDropping(Change):
     blocks: list[int]
     """Numbers of the blocks to drop, from 0."""
 
+    @override
     def problems(self) -> list[str]:
-        """See :class:`Change`."""
         if not self.blocks or len(set(self.blocks)) < len(self.blocks):
             return [f"blocks is {self.blocks}: give a list of different blocks"]
         return []
 
+    @override
     def check(self, config: ModelConfig) -> None:
-        """See :class:`Change`."""
         _check_blocks("drop_blocks: blocks", self.blocks, config.n_layers)
         if len(self.blocks) == config.n_layers:
             raise UsageError(f"drop_blocks: blocks is {self.blocks}: that is all of them, leave one")
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         return _in_order(model, [block for block in range(model.config.n_layers) if block not in self.blocks])
 
 
@@ -49,16 +50,16 @@ class BlockCopying(Change):
     order: list[int]
     """The old block, from 0, of which each new one is a copy: ``[0, 1, 2, 1, 2, 3]`` makes six blocks of four."""
 
+    @override
     def problems(self) -> list[str]:
-        """See :class:`Change`."""
         return [] if 1 <= len(self.order) <= 2048 else [f"order has {len(self.order)} blocks: give 1 to 2048"]
 
+    @override
     def check(self, config: ModelConfig) -> None:
-        """See :class:`Change`."""
         _check_blocks("copy_blocks: order", self.order, config.n_layers)
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         return _in_order(model, self.order)
 
 
@@ -118,12 +119,12 @@ class VocabularyExtension(Change):
     rows: int
     """Number of new rows."""
 
+    @override
     def problems(self) -> list[str]:
-        """See :class:`Change`."""
         return [] if 1 <= self.rows <= 1 << 26 else [f"rows is {self.rows}: give 1 to {1 << 26}"]
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         tensors = dict(model.tensors)
         for name in _TABLES:
             if name in tensors:
@@ -161,12 +162,12 @@ class Merging(Change):
 
     needs_other: ClassVar[bool] = True
 
+    @override
     def problems(self) -> list[str]:
-        """See :class:`Change`."""
         return share_problem("share", self.share)
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         if other is None:
             raise UsageError("merge: needs another model to merge with")
         if _function(model.config) != _function(other.config):

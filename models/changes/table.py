@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...errors import UsageError
 from ...schema import SchemaError, check, quoted
@@ -33,8 +34,8 @@ class Rounding(Change):
     """``bf16``, ``fp16``: all tensors. ``int8``, ``int4``: the linear maps of the blocks, on a symmetric grid for each
     output channel (definitions §14); embedding, head, gains and biases stay as they are."""
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         return model._replace(tensors={name: self._rounded(name, tensor) for name, tensor in model.tensors.items()})
 
     def _rounded(self, name: str, tensor: Tensor) -> Tensor:
@@ -53,12 +54,12 @@ class Noise(Change):
     share: float
     """Standard deviation of the noise, as a share of the matrix's standard deviation."""
 
+    @override
     def problems(self) -> list[str]:
-        """See :class:`Change`."""
         return [] if 0 < self.share <= 100 else [f"share is {self.share}: give a number above 0, at most 100"]
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         return model._replace(
             tensors={
                 name: self._disturbed(tensor, name, seed) if name.endswith(".weight") and tensor.ndim == 2 else tensor
@@ -81,12 +82,12 @@ class Pruning(Change):
     share: float
     """Share of a matrix's weights that become 0."""
 
+    @override
     def problems(self) -> list[str]:
-        """See :class:`Change`."""
         return share_problem("share", self.share)
 
+    @override
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
-        """See :class:`Change`."""
         return model._replace(
             tensors={
                 name: self._pruned(tensor) if is_block_matrix(name, tensor) else tensor

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NotRequired
 
 import torch
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, override
 
 from ...errors import RunError, UsageError
 from ...files import read_json
@@ -119,8 +119,8 @@ class HFSource(AnySource):
     birth: Callable[[int], HFModel] | None = None
     """Function that initialises another model as ``transformers`` does, from a seed of torch's."""
 
+    @override
     def stranger(self, seed: int, on: torch.device | str) -> HFModel:
-        """See :class:`AnySource`."""
         if self.birth is None:
             raise UsageError(f"{self.name}: is in memory, and its births are not known; leave out strangers")
         return self.birth(seed).to(on)

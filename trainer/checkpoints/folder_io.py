@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from typing_extensions import override
 
 from ...errors import RunError, UsageError
 from ...measure.records import RunDir
@@ -50,8 +51,8 @@ class _Mean(StoredTensor):
 
     others: tuple[StoredTensor, ...]
 
+    @override
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """See :class:`StoredTensor`."""
         total = super().read(start, stop).double()
         for other in self.others:
             total += other.read(start, stop)

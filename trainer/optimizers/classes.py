@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from ...models.tensor_shards import full_tensor
 
@@ -79,8 +80,8 @@ class Lion(MomentumOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
+    @override
     def update(self, parameter: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
-        """See :class:`MomentumOptimizer`."""
         beta1, beta2 = group["betas"]
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(momentum.lerp(gradient, 1 - beta1).sign_(), alpha=-group["lr"])
@@ -196,8 +197,8 @@ class MatricesAndRest(Optimizer):
         ):
             inner.param_groups, inner.state = groups, self.state
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See :class:`torch.optim.Optimizer`."""
         super().load_state_dict(state_dict)
         self._link()
 

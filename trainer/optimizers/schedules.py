@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from typing_extensions import override
+
 RowT = TypeVar("RowT")
 NameT = TypeVar("NameT", bound=str)
 
@@ -69,8 +71,8 @@ class Cosine(Schedule):
 
     min_lr_ratio: float
 
+    @override
     def share(self, warmup: int, max_steps: int, step: int) -> float:
-        """See :class:`Schedule`."""
         progress = (step - warmup) / max(1, max_steps - 1 - warmup)
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
@@ -82,8 +84,8 @@ class WSD(Schedule):
     min_lr_ratio: float
     decay_ratio: float
 
+    @override
     def share(self, warmup: int, max_steps: int, step: int) -> float:
-        """See :class:`Schedule`."""
         # A share of the run. The step after the warm-up is at the peak also where the run is too short for both.
         n_decay = min(self.decay_ratio * max_steps, max_steps - 1 - warmup)
         left = max_steps - 1 - step
@@ -95,8 +97,8 @@ class WSD(Schedule):
 class Constant(Schedule):
     """Schedule that stays at the peak."""
 
+    @override
     def share(self, warmup: int, max_steps: int, step: int) -> float:
-        """See :class:`Schedule`."""
         return 1.0
 
 

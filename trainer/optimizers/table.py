@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from ...errors import UsageError
 from ..strategies.table import STRATEGIES, StrategyName
 
@@ -82,8 +84,8 @@ class AdamW(OptimizerConfig):
         """Key of the steps taken."""
         return ("step",)
 
+    @override
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
-        """See :class:`OptimizerConfig`."""
         from torch import optim
 
         return optim.AdamW(groups, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
@@ -98,8 +100,8 @@ class NAdam(AdamW):
         """Keys of the steps taken and of the product of their momentum factors."""
         return ("step", "mu_product")
 
+    @override
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
-        """See :class:`OptimizerConfig`."""
         from torch import optim
 
         betas = (self.beta1, self.beta2)
@@ -117,8 +119,8 @@ class SGD(OptimizerConfig):
         """Key of the momentum, if there is one."""
         return ("momentum_buffer",) if self.beta1 else ()
 
+    @override
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
-        """See :class:`OptimizerConfig`."""
         from torch import optim
 
         return optim.SGD(groups, lr=lr, momentum=self.beta1)
@@ -137,8 +139,8 @@ class Adafactor(OptimizerConfig):
         """Count one element per row and one per column; all elements of a vector."""
         return sum(math.prod(shape) // shape[axis] for axis in (-1, -2)) if len(shape) > 1 else math.prod(shape)
 
+    @override
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
-        """See :class:`OptimizerConfig`."""
         from torch import optim
 
         return optim.Adafactor(groups, lr=lr)
@@ -156,8 +158,8 @@ class Lion(OptimizerConfig):
         """Key of the momentum."""
         return ("exp_avg",)
 
+    @override
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
-        """See :class:`OptimizerConfig`."""
         from .classes import Lion
 
         return Lion(groups, lr=lr, betas=(self.beta1, self.beta2))
@@ -193,8 +195,8 @@ class MatrixOptimizer(OptimizerConfig):
         """Count the elements of this row's state for a matrix, of AdamW's two moments for the rest."""
         return self.matrix_elements(*shape) if is_matrix else 2 * math.prod(shape)
 
+    @override
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
-        """See :class:`OptimizerConfig`."""
         from .classes import MatricesAndRest
 
         matrices, *rest = groups
@@ -216,8 +218,8 @@ class Muon(MatrixOptimizer):
         """Count the elements of the momentum."""
         return rows * columns
 
+    @override
     def build_for_matrices(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
-        """See :class:`MatrixOptimizer`."""
         from .classes import Muon
 
         return Muon(groups, lr=lr, momentum=self.momentum, update_scale=self.update_scale)

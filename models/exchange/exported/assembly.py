@@ -60,6 +60,8 @@ and ``transformers`` alone, unpickles nothing, and opens no file and no connecti
 axes.
 """
 _RULE = "# " + "-" * 118
+#: Decorator for type checkers alone, from a library that a user may lack.
+_FOR_TYPES = "override"
 
 
 @dataclass
@@ -146,7 +148,7 @@ def _uses(name: Name, called: set[str]) -> set[str]:
     """Return the top-level names of its module that a definition uses."""
     module = _read(name[0])
     there = module.definitions.keys() | module.internal.keys() | module.others.keys()
-    return {one.id for one in _walk(name, called) if isinstance(one, ast.Name)} & there - {name[1]}
+    return {one.id for one in _walk(name, called) if isinstance(one, ast.Name)} & there - {name[1], _FOR_TYPES}
 
 
 def _reached(roots: list[Name], called: set[str]) -> set[Name]:
@@ -199,7 +201,8 @@ def _text(name: Name, called: set[str]) -> str:
                 start -= 1
             gone |= set(range(start, end + 1))
         numbers = range(_first_line(node, lines), int(node.end_lineno or 0) + 1)
-        parts.append("\n".join(lines[number - 1] for number in numbers if number not in gone))
+        kept = (lines[number - 1] for number in numbers if number not in gone)
+        parts.append("\n".join(line for line in kept if line.strip() != f"@{_FOR_TYPES}"))
     return ("\n" if isinstance(nodes[-1], ast.Expr) else "\n\n\n").join(parts)
 
 
