@@ -18,9 +18,10 @@ setup: $(VENV)/.installed  ## make .venv with the tested versions
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
+# The pip that comes with Python may be years old: a new one decides what to install in a third of the time.
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) setuptools
+	$(INSTALL) --upgrade pip setuptools
 	$(INSTALL) torch
 	DS_BUILD_OPS=0 $(INSTALL) --no-build-isolation --editable '.[dev]'
 	mkdir -p $(TYPING) && ln -sfn ../.. $(TYPING)/birthmark

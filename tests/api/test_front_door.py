@@ -87,19 +87,15 @@ def test_a_config_may_be_an_object_fields_a_file_or_a_name(tiny, tmp_path, run):
 
 
 def test_a_run_goes_on(tiny, tmp_path):
-    first = bm.pretrain(tiny({"trainer.max_steps": 2}), run_dir=tmp_path / "run")
+    first = bm.pretrain(tiny({"trainer.max_steps": 2, "snapshot.enabled": False}), run_dir=tmp_path / "run")
     assert first.checkpoints == [2]
     on = bm.pretrain(first.config, {"trainer.max_steps": 4}, resume=True)
     assert (on.path, on.checkpoints) == (first.path, [2, 4])
 
 
-def test_nothing_is_printed(tiny, tmp_path, capfd):
-    bm.pretrain(tiny({"trainer.max_steps": 2}), run_dir=tmp_path / "quiet")
-    assert capfd.readouterr().out == ""
-
-
-def test_a_run_without_strangers_has_a_page(tiny, tmp_path):
+def test_a_run_without_strangers_has_a_page_and_prints_nothing(tiny, tmp_path, capfd):
     alone = bm.pretrain(tiny({"trainer.max_steps": 2, "snapshot.n_strangers": 0}), run_dir=tmp_path / "alone")
+    assert capfd.readouterr().out == ""
     assert alone.snapshots["stranger_mean_prob"].values.size == 0
     assert alone.report(tmp_path / "page.html").is_file()
 

@@ -36,9 +36,6 @@ from ..processes.process_group import TIMEOUT
 from .sharded_checkpoints import ShardedCheckpoints
 from .table import STRATEGIES
 
-#: About how long each takes to compile on one core, in minutes, by DeepSpeed's name.
-MINUTES = {"deepspeed_shm_comm": 1, "async_io": 3}
-
 
 def _say(line: str) -> None:
     print(f"birthmark: {line}", file=sys.stderr, flush=True)
@@ -79,8 +76,7 @@ def load_operator(builder: Any) -> None:
             lock.unlink()
             _say(f"{lock}: left by a build that was killed; removed")
         if not (folder / f"{builder.name}.so").is_file():
-            minutes = MINUTES.get(builder.name, max(MINUTES.values()))
-            _say(f"building DeepSpeed's {builder.name} in {folder}, this once: about {minutes} min")
+            _say(f"building DeepSpeed's {builder.name} in {folder}, this once: about 3 min on one core")
         # It prints its actions.
         with redirect_stdout(io.StringIO()):
             builder.load(verbose=False)
@@ -203,14 +199,10 @@ def prepare_deepspeed(device: torch.device) -> None:
         r"Since DeepSpeed handles gradient clipping",  # its config has the clip norm
     ):
         warnings.filterwarnings("ignore", message)
-    if device.type == "cpu":
-        builder = deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder")
-        # DeepSpeed goes without where it cannot be built.
-        if builder is not None and deepspeed.ops.__compatible_ops__.get(builder.NAME, False):
-            load_operator(builder)
-    # It prints which operator it has.
-    with redirect_stdout(io.StringIO()):
-        deepspeed.init_distributed(dist.get_backend(), timeout=TIMEOUT, verbose=False)
+    # DeepSpeed would first find out which of its operators this machine can compile, and compile one that only its
+    # inference and tensor parallelism call, for a minute. It asks this table, and goes without what is not in it.
+    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.init_distributed(dist.get_backend(), timeout=TIMEOUT, verbose=False)
 
 
 def check_drive(folder: Path) -> None:

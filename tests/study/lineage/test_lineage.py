@@ -208,9 +208,11 @@ def ready(tmp_path_factory, lineage_base, no_page):
 
 
 @pytest.fixture(scope="module")
-def rows(ready):
+def rows(ready, python):
     """The study's table.csv, after the command."""
-    assert main(["ablate", str(ready / "study.yaml"), f"--out={ready / 'out'}"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.executable", python)
+        assert main(["ablate", str(ready / "study.yaml"), f"--out={ready / 'out'}"]) == 0
     return list(csv.DictReader((ready / "out" / "table.csv").open()))
 
 
