@@ -48,7 +48,8 @@ def command(arm: str, folder: Path, setting: Setting) -> list[str]:
     if not setting.tiny:
         return [*words, f"--config={BASE}", f"--run_dir={folder}", f"--trainer.device={setting.device}", *ARMS[arm]]
     small = ["--trainer.max_steps=6", "--trainer.checkpoint_every=6", "--trainer.val_sequences=4"]
-    small += ["--snapshot.n_sequences=8", "--snapshot.factor=2.0", f"--trainer.device={setting.device}"]
+    small += ["--snapshot.n_sequences=8", "--snapshot.factor=2.0", "--snapshot.fingerprint.n_inputs=100"]
+    small.append(f"--trainer.device={setting.device}")
     return [*words, "--config=tiny_demo", f"--run_dir={folder}", *small, *ARMS[arm]]
 
 
