@@ -68,15 +68,11 @@ def tokens(tab):
     return tab.page.locator("#panel-tokens .live td.text").all_inner_texts()
 
 
-def test_it_opens_without_a_word_in_the_console_and_fetches_nothing(one, open_page):
-    tab = open_page(one[1])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_opens_in_the_readers_colours_without_a_word_in_the_console_and_fetches_nothing(one, open_page, scheme):
+    tab = open_page(one[1], color_scheme=scheme)
     assert tab.page.locator("figure.panel canvas").count() >= 4
     assert len(tab.asked) == 1
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_follows_the_readers_colours(one, open_page, scheme):
-    tab = open_page(one[1], color_scheme=scheme)
     ground = tab.run("() => getComputedStyle(document.documentElement).backgroundColor")
     assert ground == {"light": "rgb(254, 254, 254)", "dark": "rgb(22, 25, 29)"}[scheme]
     ink = tab.run("() => charts.runColour(0)")

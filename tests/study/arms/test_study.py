@@ -5,14 +5,12 @@ import dataclasses
 import io
 import shutil
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from rich.console import Console
 
-import birthmark
 from birthmark.errors import RunError, UsageError
 from birthmark.files import write_json, write_text
 from birthmark.launch.cli import main
@@ -22,7 +20,7 @@ from birthmark.study.arms.figure import families, study_figure
 from birthmark.study.arms.page import arms_page, markdown, notes, print_results, table_of, write_csv
 from birthmark.study.arms.results import ARRAYS, read_results, spread
 from birthmark.study.arms.trials import arm_trials, read_arm_study
-from birthmark.study.trials import check_buildable, check_stored, next_move
+from birthmark.study.trials import check_stored, next_move
 from birthmark.trainer.saved_config import write_config
 
 
@@ -33,8 +31,6 @@ def write(study_file, tmp_path):
 
 
 # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-CONFIGS = Path(birthmark.__file__).parent / "configs"
 
 BAD = {
     "no arms": ({"arms": None}, "arms is missing"),
@@ -83,15 +79,6 @@ def test_a_file_that_is_no_study_says_so(text, expected, tmp_path):
     with pytest.raises(UsageError, match=r"study\.yaml") as error:
         read_arm_study(file)
     assert expected in str(error.value)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("scale", [None, "demo", "60m", "152m"])
-def test_the_sink_study_can_be_built_at_every_scale(scale, tmp_path):
-    study = read_arm_study(CONFIGS / "studies" / "sinks.yaml")
-    trials = arm_trials(study.at(scale), tmp_path)
-    check_buildable(trials)
-    assert {trial.arm for trial in trials} == set(study.arms)
 
 
 def test_a_scale_is_another_base_for_the_same_arms(write, tmp_path):
