@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .quantity import Sizes
 from .summed_metrics import AdditiveMetric, largest_size
@@ -82,7 +83,8 @@ def sequence_sums(x_BTD: Tensor) -> SequenceSums:
     for some_BTD, mean in zip(x_BTD.split(n_together), mean_B11.split(n_together), strict=True):
         of_rows = []
         for x in some_BTD.split(n_rows, dim=1):
-            square = (x.to(wide) - mean).square_()
+            # (x − μ)² in one operator, which keeps no difference.
+            square = F.mse_loss(x.to(wide), mean.expand_as(x), reduction="none")
             fourth_root = torch.linalg.vector_norm(square, dim=-1)
             of_rows.append((square.sum(-1), fourth_root, largest_size(x, -1), square.amax(1, keepdim=True)))
         of_sequences.append([_joined(parts, 1) for parts in zip(*of_rows, strict=True)])
