@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from oracles import Operators
 
 from birthmark.models.attention import rotation as rotation_module
 from birthmark.models.attention.fused import native
-from birthmark.models.attention.rotation import rotate, turned, turning
+from birthmark.models.attention.rotation import rotate, turned, turned_in_place, turning
 
 B, H, T, K = 2, 3, 7, 12
 
@@ -77,3 +78,19 @@ def test_a_training_pass_has_the_bits_of_the_formula_and_the_layouts_that_are_re
     torch.testing.assert_close(dx, dx_plain, rtol=0, atol=0, equal_nan=True)
     assert y.is_contiguous()
     assert dx.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("per_sequence", [False, True])
+@pytest.mark.parametrize("n_pairs", [K // 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_gpu_without_gradients_writes_the_same_bits_with_fewer_copies(dtype, n_pairs, per_sequence):
+    rotation = turning(angles_of(n_pairs, per_sequence).double()).to(torch.promote_types(dtype, torch.float32))
+    x, names = heads(dtype, 0), []
+    before, found = x.clone(), turned_in_place(x, rotation)
+    assert torch.equal(x, before)
+    assert torch.equal(found, turned(x, rotation))
+    assert found.stride() == turned(x, rotation).stride()
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients), Operators(lambda function, *_: names.append(function.name())):
+            rotate(x.to("meta"), rotation.to("meta"))
+        assert ("aten::roll" in names) is gradients
