@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from birthmark.data.probes import random_probe
+from birthmark.measure.config import AttentionWeights
 from birthmark.measure.measurement import BirthReference, evaluation_mode, measure
 from birthmark.metrics.sinks import KeySummer
 from birthmark.models.birth import born
@@ -66,8 +67,12 @@ SHAPES = {
 PASSES = ("forward", "snapshot")
 
 
-def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[], object]]:
-    """Return the plain pass and the snapshot over a probe of ``times`` as many sequences."""
+def passes(
+    shape: Shape, model: Decoder, times: int = 1, attention_weights: AttentionWeights = "blocks"
+) -> dict[str, Callable[[], object]]:
+    """Return the plain pass and the snapshot over a probe of ``times`` as many sequences, with attention weights read
+    this way.
+    """
     probe = random_probe(shape.config.vocab_size, times * shape.n_sequences, shape.seq_len, 0)
     # The cost of a comparison with births does not depend on their values.
     n_places, width = shape.config.n_layers + 1, shape.config.d_model
@@ -82,7 +87,8 @@ def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[
                 model(tokens.to(device), last_only=True)
 
     def snapshot() -> None:
-        measure(model, probe, birth, [birth, birth], batch_size=shape.batch_size)
+        size = shape.batch_size
+        measure(model, probe, birth, [birth, birth], batch_size=size, attention_weights=attention_weights)
 
     return dict(zip(PASSES, (forward, snapshot), strict=True))
 

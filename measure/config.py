@@ -11,6 +11,7 @@ from ..schema import SEEDS, outside
 
 Probe = Literal["random", "text"]
 OnError = Literal["skip", "raise"]
+AttentionWeights = Literal["blocks", "walk"]
 
 #: Sequences of held-out text that a run measures by default: the sinks of text, for an eighth of what random tokens
 #: cost.
@@ -104,6 +105,11 @@ class SnapshotConfig:
     metrics: list[str] = field(default_factory=list)
     """Your own metrics, ``module:Class`` each: a torchmetrics.Metric that declares its quantities, from the working
     directory or installed (docs/extending.md). They are recorded, logged and drawn like built-in ones."""
+
+    attention_weights: AttentionWeights = "blocks"
+    """Way of reading attention weights: ``blocks`` of queries at a time; ``walk``, on a GPU, their sums alone, by
+    kernels in Triton that have not been timed yet (docs/gpu.md). Attention that these do not run (not a causal softmax,
+    heads over 128 channels, float64) keeps the blocks."""
 
     gradients: bool = False
     """Measure the gradient of the loss too: its norm by position, layer and module, from one more pass forwards and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ..errors import UsageError
 from ..metrics.sinks import KeySummer
+from ..models.attention.fused import weight_sums
 from ..models.attention.weight_reader import read_weights
 from ..models.by_block import DecoderByBlock
 from ..models.decoder import Decoder
 from ..models.observe import Site
 from ..models.tensor_shards import reshard
 from .builtin_metrics import OBSERVED, ObservedBirth, ObservedPreference, builtin_metrics
+from .config import AttentionWeights
 from .hf import HFModel
 from .observed_metrics import Arrays, BirthReference, MetricSource, Scalars, Setting, device_of
 from .passes import (
@@ -89,6 +92,18 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         reshard(model)
 
 
+def check_attention_weights(way: AttentionWeights, device_type: str) -> None:
+    """Raise UsageError if attention weights cannot be read this way on a type of device."""
+    if way == "walk" and (why := weight_sums.why_not(device_type)):
+        raise UsageError(f"snapshot.attention_weights is walk, whose kernels do not run here ({why}): give blocks")
+
+
+def _reading(model: Decoder | HFModel, way: AttentionWeights) -> AbstractContextManager[None]:
+    """Read weights this way within a context."""
+    check_attention_weights(way, device_of(model).type)
+    return read_weights(KeySummer, by_walk=way == "walk")
+
+
 def pass_of(model: Decoder | HFModel) -> ProbePass:
     """Return the pass that suits a model."""
     return PassByBlock(model) if isinstance(model, DecoderByBlock) else WholePass(model)
@@ -109,12 +124,17 @@ def _at_once(model: Decoder | HFModel, probe_NT: np.ndarray, batch_size: int | N
     return sequences_of_pass(batch_size, probe_NT.shape[1], model.config.ff, on_gpu=on_gpu)
 
 
-def birth_reference(model: Decoder | HFModel, probe_NT: np.ndarray, batch_size: int | None = None) -> BirthReference:
+def birth_reference(
+    model: Decoder | HFModel,
+    probe_NT: np.ndarray,
+    batch_size: int | None = None,
+    attention_weights: AttentionWeights = "blocks",
+) -> BirthReference:
     """Measure seed direction and token preference of a newborn model, in one pass over the probe."""
     setting = Setting(model, probe_NT.shape[1])
     observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
     # Weights are read, though nothing here needs their sums: then p̄ at birth is that of a measurement, bit for bit.
-    with evaluation_mode(model), read_weights(KeySummer):
+    with evaluation_mode(model), _reading(model, attention_weights):
         _ = setting.unseen  # all ranks look, also one that is without a batch
         pass_of(model)(observer, probe_NT, _at_once(model, probe_NT, batch_size))
     return BirthReference(setting.alignment.compute().mean_direction, setting.preference.compute().mean_prob)
@@ -131,6 +151,7 @@ def measure(
     metrics: Sequence[MetricLike | MetricSource] = (),
     documents_NT: np.ndarray | None = None,
     is_newborn: bool = False,
+    attention_weights: AttentionWeights = "blocks",
 ) -> Measurement:
     """Measure every quantity of definitions §3–7, and your own metrics, in one forward pass over a probe.
 
@@ -151,9 +172,10 @@ def measure(
             sequence is one document.
         is_newborn: the model is a birth with one block at a time in memory, and is compared with itself in the same
             pass; leave ``birth`` out.
+        attention_weights: way of reading them (``SnapshotConfig``).
 
     Raises:
-        UsageError: one of your metrics is not a metric.
+        UsageError: one of your metrics is not a metric, or attention weights cannot be read this way on this machine.
         RunError: the model gives NaN or inf (names the first place in the pass); or one of your metrics fails, or
             changes the model.
     """
@@ -175,7 +197,7 @@ def measure(
     )
     finite = FiniteWatch(config.n_layers, setting.device)
     # Weights that are released with their block are not compared: changes by a metric are gone with them.
-    with left_alone(model, [] if run.by_block else sources), evaluation_mode(model), read_weights(KeySummer):
+    with left_alone(model, [] if run.by_block else sources), evaluation_mode(model), _reading(model, attention_weights):
         _ = setting.unseen
         user_metrics = [Guarded(source, setting) for source in sources]
         observed = [*builtin_metrics(setting, builtin), *user_metrics]

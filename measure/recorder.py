@@ -449,7 +449,7 @@ class SnapshotRecorder:
         return measurable(self.newborn(init_seed)).to(next(model.parameters()).device)
 
     def _reference(self, model: Decoder | HFModel) -> BirthReference:
-        return birth_reference(model, self.probes["random"], self.config.batch_size)
+        return birth_reference(model, self.probes["random"], self.config.batch_size, self.config.attention_weights)
 
     def _stored_references(self, model: Decoder | HFModel, step: int) -> list[BirthReference] | None:
         """Read birth and strangers from the snapshot of step 0; None without one."""
@@ -496,6 +496,7 @@ class SnapshotRecorder:
                 sink_epsilon=self.config.sink_epsilon,
                 metrics=metrics,
                 documents_NT=documents_NT,
+                attention_weights=self.config.attention_weights,
             )
 
         def with_gradient() -> Measurement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -30,6 +30,36 @@ class Weights(Protocol):
 
     def row_sum(self) -> Tensor | None:
         """Return each query's sum of absolute weights ``[B, H, T]``; None if it is 1 by construction."""
+
+
+class WeightSums(Protocol):
+    """Sums over the weights of a causal attention that were taken without blocks of weights; C kinds: weights as they
+    are and, last, divided by their row's sum.
+    """
+
+    @property
+    def received_CBHT(self) -> Tensor:  # noqa: N802 - a shape suffix
+        """``Σ_t a[t, j]`` over the queries t ≥ 1."""
+
+    @property
+    def first_CBH(self) -> Tensor:  # noqa: N802
+        """``a[0, 0]``."""
+
+    @property
+    def squares_CBHT(self) -> Tensor:  # noqa: N802
+        """``Σ_j a[t, j]²``."""
+
+    @property
+    def entropy_BHT(self) -> Tensor:  # noqa: N802
+        """``−Σ_j p ln p``, p the weights over their row's sum."""
+
+    @property
+    def largest_BHT(self) -> Tensor:  # noqa: N802
+        """Largest score of each query on a key that it sees."""
+
+    @property
+    def weights_on(self) -> Callable[[Tensor], Tensor]:
+        """Function from one key of each query ``[B, T]`` to the weights on it ``[C, B, H, T]``."""
 
 
 class KeySums(NamedTuple):
@@ -64,7 +94,7 @@ def _queries_of_keys(n_positions: int, device: torch.device) -> Tensor:
 
 
 class KeySummer:
-    """The sums over a layer's weights, from blocks of them.
+    """The sums over a layer's weights, from blocks of them or from sums.
 
     Args:
         shape_BHT: sequences, heads and positions of the layer.
@@ -81,6 +111,7 @@ class KeySummer:
         self.total_CBHT: Tensor | None = None
         self.largest: list[tuple[tuple[slice, slice], Tensor]] = []
         self.entropy_queries = entropy_queries(shape_BHT[2])
+        self.found: KeySums | None = None
 
     def read_scores(self, part: tuple[slice, slice], scores_BHRS: Tensor) -> None:
         """See the scores of a block of queries of some sequences and heads, −inf where a key is not seen."""
@@ -117,6 +148,16 @@ class KeySummer:
                 self.first_CBH[kind][part] = block[:, :, 0, 0]
             self.total_CBHT[kind][part][..., :stop].add_(block[..., :stop].sum(2))
 
+    def read_sums(self, sums: WeightSums) -> None:
+        """Take the sums over all weights, in place of :meth:`read_scores` and :meth:`read`."""
+        received_CBHT, queries = sums.received_CBHT, self.entropy_queries
+        mass_CBH = received_CBHT[..., 0] / max(self.shape_BHT[2] - 1, 1)
+        received_CBHT[..., 0] += sums.first_CBH
+        on_first_CBHT = None if self.first_BT is None else sums.weights_on(self.first_BT)
+        entropy_BH = sums.entropy_BHT[..., queries.start :: queries.step].mean(-1)
+        largest_BH = sums.largest_BHT.amax(-1)
+        self.found = self._key_sums(received_CBHT, mass_CBH, sums.squares_CBHT, on_first_CBHT, entropy_BH, largest_BH)
+
     def _add_entropy(self, part: tuple[slice, slice], start: int, share_BHRS: Tensor) -> None:
         # Few large steps for each part: many small ones cost more than their arithmetic.
         queries = self.entropy_queries
@@ -148,21 +189,22 @@ class KeySummer:
 
     def sums(self) -> KeySums:
         """Return the sums, after all queries were read."""
+        if self.found is not None:
+            return self.found
         assert self.total_CBHT is not None
-        n_positions = self.shape_BHT[2]
-        n_queries_T = _queries_of_keys(n_positions, self.total_CBHT.device)
-        mass_CBH = (self.total_CBHT[..., 0] - self.first_CBH) / max(n_positions - 1, 1)
-        found = self.total_CBHT / n_queries_T, mass_CBH, self.norm_CBHT.square()
-        importance, mass, squares = (x.expand(2, *x.shape[1:]) for x in found)
-        on_first = None if self.on_first_CBHT is None else self.on_first_CBHT.expand_as(importance)
-        return KeySums(
-            importance,
-            mass,
-            squares,
-            on_first,
-            self.negative_entropy_BH / -len(self.entropy_queries),
-            self._largest(),
-        )
+        mass_CBH = (self.total_CBHT[..., 0] - self.first_CBH) / max(self.shape_BHT[2] - 1, 1)
+        entropy_BH = self.negative_entropy_BH / -len(self.entropy_queries)
+        squares_CBHT = self.norm_CBHT.square()
+        return self._key_sums(self.total_CBHT, mass_CBH, squares_CBHT, self.on_first_CBHT, entropy_BH, self._largest())
+
+    def _key_sums(
+        self, total_CBHT: Tensor, mass_CBH: Tensor, squares_CBHT: Tensor, on_first_CBHT: Tensor | None,
+        entropy_BH: Tensor, largest_BH: Tensor | None,
+    ) -> KeySums:  # fmt: skip
+        importance_CBHT = total_CBHT / _queries_of_keys(self.shape_BHT[2], total_CBHT.device)
+        importance, mass, squares = (x.expand(2, *x.shape[1:]) for x in (importance_CBHT, mass_CBH, squares_CBHT))
+        on_first = None if on_first_CBHT is None else on_first_CBHT.expand_as(importance)
+        return KeySums(importance, mass, squares, on_first, entropy_BH, largest_BH)
 
 
 def key_sums(weights: Weights, n_positions: int, first_BT: Tensor | None = None) -> KeySums:

@@ -28,6 +28,7 @@ from ..data.process_batches import StreamSource
 from ..data.splitting import duplicates_in_words
 from ..errors import UsageError
 from ..evaluation.evaluator import Evaluator, Material
+from ..measure.measurement import check_attention_weights
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
 from ..models.adapters import base_digest
@@ -345,6 +346,8 @@ def pretrain(
         # Before the device is looked at: that may initialise CUDA, and torch reads only then how memory is allocated.
         growing_segments()
     device = _device(config, process)
+    if config.snapshot.enabled:
+        check_attention_weights(config.snapshot.attention_weights, device.type)
     if device.type == "cpu":
         keep_freed_memory()
     _quiet()

@@ -85,8 +85,7 @@ class FusedSoftmax(WeightedSum):
         others_BHT = lse_of_extra(extra)
         self.reader = new_reader(scores, rows_sum_to_one=not extra) if needs_weights else None
         if self.reader is not None:
-            v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
-            read = read_softmax(scores, v_BHSK, self.reader, others_BHT, needs_squares)
+            read = read_softmax(scores, v_BGSK, self.reader, others_BHT, needs_squares)
             o, self._lse_BHT, self._squares_BHT = read
         elif needs_squares and scores.walks_once:
             o, total_BHT, self._squares_BHT = scores.softmax_with_squares(v_BGSK, others_BHT)

@@ -1,6 +1,8 @@
-"""Reader of all weights of an attention while it runs, a block at a time, while the block is in cache.
+"""Reader of all weights of an attention while it runs: a block at a time, while the block is in cache, or by their sums
+alone, which kernels of a GPU give without the weights.
 
-Legend: B sequences, H heads, T queries, S keys, K head width; N = B·H of a part, R queries of a block.
+Legend: B sequences, H heads, T queries, S keys, K head width; N = B·H of a part, R queries of a block; C kinds of
+weights (``fused/weight_sums.py``).
 """
 
 from __future__ import annotations
@@ -8,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from .fused import kernels, weight_sums
+from .fused.backends import over_heads
 from .fused.blockwise import softmax_with_lse_
-from .scores import Scores
+from .scores import SLOPE_CHANNELS, Scores
 
 #: Slices of sequences and of heads.
 Part = tuple[slice, slice]
@@ -30,8 +34,26 @@ _CACHED, _HEADS = 1 << 18, 4
 _ROWS, _WEIGHTS = 256, 1 << 26
 
 
+@dataclass(frozen=True)
+class SoftmaxSums:
+    """Sums over the weights of a causal softmax; float32."""
+
+    received_CBHT: Tensor
+    """``Σ_t a[t, j]`` over the queries t ≥ 1, of weights as they are and, last, divided by their row's sum."""
+    first_CBH: Tensor
+    """``a[0, 0]``."""
+    squares_CBHT: Tensor
+    """``Σ_j a[t, j]²``."""
+    entropy_BHT: Tensor
+    """``−Σ_j p ln p`` of the weights over their row's sum."""
+    largest_BHT: Tensor
+    """Largest score of each query on a key that it sees."""
+    weights_on: Callable[[Tensor], Tensor]
+    """Function from one key of each query, int64 ``[B, T]``, to the weights on it, ``[C, B, H, T]``."""
+
+
 class WeightReader(Protocol):
-    """Reader that is shown the weights of one attention, a block at a time."""
+    """Reader that is shown the weights of one attention: a block at a time, or their sums."""
 
     def read_scores(self, part: Part, scores_BHRS: Tensor) -> None:
         """Read the scores of a block of queries of these sequences and heads, before they become weights; −inf where a
@@ -43,35 +65,69 @@ class WeightReader(Protocol):
         wider. May write into them; must not keep them: the next block overwrites them.
         """
 
+    def read_sums(self, sums: SoftmaxSums) -> None:
+        """Read the sums over all weights at once, in place of the weights. May write into them and keep them."""
+
 
 #: (B, H and T of an attention, whether its rows sum to 1, whether no query gives weight to a later key) → its reader.
 MakeReader = Callable[[tuple[int, int, int], bool, bool], WeightReader]
 
-_make_reader: ContextVar[MakeReader | None] = ContextVar("make_reader", default=None)
+
+class _Reading(NamedTuple):
+    """Readers within a context, and their way."""
+
+    make: MakeReader
+    by_walk: bool
+
+
+_reading: ContextVar[_Reading | None] = ContextVar("reading", default=None)
 
 
 @contextmanager
-def read_weights(make: MakeReader) -> Iterator[None]:
+def read_weights(make: MakeReader, by_walk: bool | None = None) -> Iterator[None]:
     """Show the weights of each observed attention, within the context, to a new reader, then found at
     ``attended.weights``.
 
     Sums over all weights cost little more than the fused attention this way: its output comes from the same blocks.
     It differs from the fused kernel's by float32 rounding. With gradients on, nothing is read.
+
+    Args:
+        make: function that makes a reader.
+        by_walk: show sums from kernels of a GPU where :func:`walks`; None: as in the surrounding context, else False.
     """
-    token = _make_reader.set(make)
+    around = _reading.get()
+    if by_walk is None:
+        by_walk = around is not None and around.by_walk
+    token = _reading.set(_Reading(make, by_walk))
     try:
         yield
     finally:
-        _make_reader.reset(token)
+        _reading.reset(token)
+
+
+def walks(scores: Scores, v_BGSK: Tensor) -> bool:
+    """Return True if this softmax gives its sums by kernels (``fused/weight_sums.py``): causal, of whole sequences, of
+    types and widths that the kernels take, and asked for. All others are read by blocks.
+    """
+    reading, tensors = _reading.get(), (scores.q_BHTK, scores.k_BGSK, v_BGSK)
+    if reading is None or not reading.by_walk or scores.prefix is not None or scores.place.is_chunk:
+        return False
+    n_added = SLOPE_CHANNELS if scores.place.slopes_H is not None else 0
+    width = max(scores.q_BHTK.shape[-1] + n_added, v_BGSK.shape[-1])
+    whole = scores.k_BGSK.shape[2] == scores.q_BHTK.shape[2]
+    takes = all(x.dtype in weight_sums.DTYPES for x in tensors) and width <= weight_sums.WIDEST
+    planned = kernels.chosen_for is not None
+    device_type = kernels.runs_on(scores.q_BHTK)
+    return whole and takes and (device_type == "cuda" if planned else not weight_sums.why_not(device_type))
 
 
 def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
     """Make the reader for an attention with these scores; None outside :func:`read_weights` and with gradients on."""
-    make = _make_reader.get()
-    if make is None or torch.is_grad_enabled():
+    reading = _reading.get()
+    if reading is None or torch.is_grad_enabled():
         return None
     n_sequences, n_heads, length, _ = scores.q_BHTK.shape
-    return make((n_sequences, n_heads, length), rows_sum_to_one, scores.prefix is None)
+    return reading.make((n_sequences, n_heads, length), rows_sum_to_one, scores.prefix is None)
 
 
 class ReadSoftmax(NamedTuple):
@@ -80,23 +136,26 @@ class ReadSoftmax(NamedTuple):
     o_BHTK: Tensor
     """The weights on tokens times their values."""
     lse_BHT: Tensor | None
-    """Log-sum-exp of the scores of tokens, where there are other keys."""
+    """Log-sum-exp of the scores of tokens, where there are other keys or it came along."""
     squares_BHT: Tensor | None
     """``Σ_j p²`` of the softmax over tokens alone, if wanted."""
 
 
 def read_softmax(
-    scores: Scores, v_BHSK: Tensor, reader: WeightReader, others_BHT: Tensor | None, wants_squares: bool
+    scores: Scores, v_BGSK: Tensor, reader: WeightReader, others_BHT: Tensor | None, wants_squares: bool
 ) -> ReadSoftmax:
     """Compute softmax attention and show its weights to a reader.
 
     Args:
         scores: scores of a fusable attention.
-        v_BHSK: values.
+        v_BGSK: values, those of grouped heads once.
         reader: reader of the weights on tokens.
         others_BHT: log-sum-exp of the scores of keys that are no tokens; None without any.
         wants_squares: sum squares too.
     """
+    if walks(scores, v_BGSK):
+        return _read_by_walk(scores, v_BGSK, reader, others_BHT)
+    v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
     n_sequences, n_heads, length, _ = scores.q_BHTK.shape
     wide = torch.promote_types(v_BHSK.dtype, torch.float32)
     # Laid out as the output projection reads it.
@@ -126,6 +185,37 @@ def read_softmax(
             o_BHTK[rows] = o_NRK.view(*weights_BHRS.shape[:3], -1)
             reader.read(part, start, weights_BHRS)
     return ReadSoftmax(o_BHTK, lse_BHT, squares_BHT)
+
+
+def _read_by_walk(scores: Scores, v_BGSK: Tensor, reader: WeightReader, others_BHT: Tensor | None) -> ReadSoftmax:
+    q_BHTK, k_BGSK, level, first_BT = scores.walked()
+    if level is not None and others_BHT is not None:
+        others_BHT = others_BHT + level
+    found = weight_sums.weight_sums(q_BHTK, k_BGSK, v_BGSK, scores.scale, first_BT, others_BHT)
+    share_BHT = found.share_BHT
+
+    def both(x: Tensor, power: int = 1) -> Tensor:
+        """Stack weights or their powers as they are in the whole softmax on those of the softmax over tokens alone."""
+        return x[None] if share_BHT is None else torch.stack([x * share_BHT**power, x])
+
+    def weights_on(key_BT: Tensor) -> Tensor:
+        keys_BGTK = k_BGSK.gather(2, key_BT[:, None, :, None].expand(-1, k_BGSK.shape[1], -1, k_BGSK.shape[3]))
+        pairs = q_BHTK.to(found.lse_BHT.dtype) * over_heads(keys_BGTK, q_BHTK.shape[1])
+        weights_BHT = (pairs.sum(-1) * scores.scale - found.lse_BHT).exp_()
+        return both(weights_BHT if first_BT is None else weights_BHT.masked_fill_((key_BT < first_BT)[:, None], 0.0))
+
+    first_BH = torch.ones_like(found.lse_BHT[..., 0])
+    first_CBH = first_BH[None] if share_BHT is None else torch.stack([share_BHT[..., 0], first_BH])
+    largest_BHT, lse_BHT = (x if level is None else x - level for x in (found.largest_BHT, found.lse_BHT))
+    reader.read_sums(
+        SoftmaxSums(
+            found.received_CBHT, first_CBH, both(found.squares_BHT, 2), found.entropy_BHT, largest_BHT, weights_on
+        )
+    )
+    o_BHTK = found.o_BHTV
+    if share_BHT is not None:
+        o_BHTK = o_BHTK * share_BHT[..., None].to(o_BHTK.dtype)
+    return ReadSoftmax(o_BHTK, lse_BHT, found.squares_BHT)
 
 
 def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:

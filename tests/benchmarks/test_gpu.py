@@ -132,6 +132,10 @@ def test_snapshots_and_plans(rehearsed):
     check_numbers(found, "forward, ms", "snapshot, ms", "ratio")
     # A rehearsal's ratio says nothing of the limit.
     assert {row["verdict"] for row in found} == {"open"}
+    # No kernel in Triton runs on a CPU.
+    assert {(row["by walk, ms"], row["by walk, ratio"], row["note"]) for row in found} == {
+        (None, None, "no walk: the device is cpu")
+    }
     check_numbers(rows(rehearsed, "big", ""), "planned, GiB", "tokens/s")
 
 

@@ -86,7 +86,7 @@ def load_everything() -> None:
     )
     ours = (module.name for module in walk_packages(birthmark.__path__, "birthmark."))
     left_out = re.compile(
-        r"birthmark\.(tests|benchmarks|setup)\b|.*\.(loss|one_walk)_kernel$"
+        r"birthmark\.(tests|benchmarks|setup)\b|.*\.(loss|one_walk|received)_kernel$"
     )  # the last are for a GPU, with Triton
     for name in (*others, *(name for name in ours if not left_out.match(name))):
         import_module(name)

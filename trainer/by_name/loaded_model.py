@@ -285,7 +285,7 @@ def measure_loaded(
             # Models by block keep only their current block on a device.
             here = born if isinstance(born, DecoderByBlock) else born.to(next(model.parameters()).device)
             with _blocks_counted(here, advance):
-                return birth_reference(here, probe_NT, settings.on_any_device)
+                return birth_reference(here, probe_NT, settings.on_any_device, settings.attention_weights)
 
         birth = None if loaded.newborn is None or is_newborn else reference(loaded.newborn())
         numbers = range(1, n_strangers + 1)
@@ -305,6 +305,7 @@ def measure_loaded(
                         metrics=[*settings.metrics, *metrics] if name in ("random", "text") else [],
                         documents_NT=probe.documents_NT,
                         is_newborn=is_newborn and birth is None,
+                        attention_weights=settings.attention_weights,
                     )
                     if is_newborn and birth is None:
                         arrays = found[name].arrays

@@ -1,4 +1,6 @@
-"""Cost of a snapshot over the plain forward pass of its probe (``snapshot_cost.py``), and over training on as much."""
+"""Cost of a snapshot over the plain forward pass of its probe (``snapshot_cost.py``), and over training on as much;
+attention weights by blocks, as by default, and by walks (``snapshot.attention_weights``).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from device import Peak, in_turn, release
 from snapshot_cost import Shape, passes
 
 from birthmark.measure.passes import sequences_of_pass
+from birthmark.models.attention.fused import weight_sums
 from birthmark.models.birth import born
 
-from ..case import Case, Setting
+from ..case import Case, Setting, breaks_device, one_line
 from ..models import LLAMA_1B, LLAMA_134M, TINY, Sized
 from .profile import training_step
 
@@ -31,15 +34,25 @@ def _cost(sized: Sized, n_sequences: int, seq_len: int, setting: Setting) -> Ite
     del step
     release(setting.device)
     model = born(config, 0, setting.device)
-    both = passes(shape, model)
-    found = in_turn(both, setting.device, setting.rounds, 2)
+    timed = passes(shape, model)
+    why_not = weight_sums.why_not(torch.device(setting.device).type)
+    if not why_not:
+        by_walk = passes(shape, model, attention_weights="walk")["snapshot"]
+        try:
+            by_walk()
+            timed["by walk"] = by_walk
+        except Exception as error:  # the way by default is timed all the same
+            why_not = one_line(error)
+            if breaks_device(error):
+                raise
+    found = in_turn(timed, setting.device, setting.rounds, 2)
     held = {}
-    for name, function in both.items():
+    for name, function in timed.items():
         peak = Peak(setting.device)
         peak.start()
         function()
         held[name] = peak.above()
-    snapshot = found["snapshot"]
+    snapshot, walk = found["snapshot"], found.get("by walk")
     yield {
         "table": "Snapshot over the plain pass of its probe, float32",
         "probe": f"{n_sequences} × {seq_len}, {shape.batch_size} at once",
@@ -47,9 +60,12 @@ def _cost(sized: Sized, n_sequences: int, seq_len: int, setting: Setting) -> Ite
         "snapshot, ms": 1000 * snapshot.seconds,
         "ratio": snapshot.ratio,
         "quartiles": f"{snapshot.low:.3f}–{snapshot.high:.3f}",
+        "by walk, ms": None if walk is None else 1000 * walk.seconds,
+        "by walk, ratio": None if walk is None else walk.ratio,
         "over training on as many tokens": snapshot.seconds / (trains * n_sequences * seq_len),
         **{f"{name} above rest, MiB": None if n is None else n / 2**20 for name, n in held.items()},
         **setting.limit(snapshot.ratio, DEARER, at_most=True),
+        **({"note": f"no walk: {why_not}"} if why_not else {}),
     }
 
 

@@ -26,6 +26,13 @@ def why_not(device_type: str) -> str:
     return "" if find_spec("triton") is not None else "Triton is missing, pip install triton"
 
 
+def last_queries(first_BT: Tensor, n_keys: int) -> Tensor:
+    """Return the last query that sees each key, int32 ``[B, S]``, from the first key that each query sees."""
+    keys_BS = torch.arange(n_keys, device=first_BT.device, dtype=first_BT.dtype).expand(len(first_BT), -1).contiguous()
+    # A query after the last that begins at a key or before it does not see the key.
+    return torch.searchsorted(first_BT.contiguous(), keys_BS, right=True, out_int32=True) - 1
+
+
 def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     return by_positions(q, v.shape[-1]), lse, torch.empty_like(lse)
@@ -61,11 +68,7 @@ def _backward(
 
     dq, dk, dv = (by_positions(x, x.shape[-1]) for x in (q, k, v))
     d_others = torch.empty_like(lse) if others is not None else lse.new_empty(0)
-    last = None
-    if first is not None:
-        keys_BS = torch.arange(k.shape[2], device=q.device, dtype=first.dtype).expand(len(first), -1).contiguous()
-        # A query after the last that begins at a key or before it does not see the key.
-        last = torch.searchsorted(first.contiguous(), keys_BS, right=True, out_int32=True) - 1
+    last = None if first is None else last_queries(first, k.shape[2])
     one_walk_kernel.backward(
         d_out, d_lse, d_squares, q, k, v, first, last, others, out, lse, squares, dq, dk, dv,
         None if others is None else d_others, scale,

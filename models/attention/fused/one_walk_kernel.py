@@ -1,7 +1,8 @@
 """GPU kernels of causal attention that sum the squares of the weights in the same walk over the keys.
 
 Forward, a row keeps its running largest score m, ``l = Σ exp(s − m)`` and ``r = Σ exp(2(s − m))``; a new largest score
-multiplies l by α and r by α². Then ``lse = m + ln l`` and ``Σa² = r/l²``. Backward, with g and h the gradients of the
+multiplies l by α and r by α². Then ``lse = m + ln l`` and ``Σa² = r/l²``. On request it keeps ``d = Σ (s − m)·exp(s −
+m)`` too, whose terms have one sign: its entropy is ``ln l − d/l``. Backward, with g and h the gradients of the
 log-sum-exp and of Σa², ``δ = rowsum(dO ∘ O) − g + 2h·Σa²`` and ``dS = P ∘ (dP − δ + 2h·P)``. Products are of the type
 of their inputs and add in float32, in which all else is computed. No sum is split over programs: reruns are equal bit
 for bit.
@@ -24,8 +25,8 @@ from torch import Tensor
 
 #: Types of queries, keys and values that the kernels take.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_LOG2_E = math.log2(math.e)
-_TO_POWERS, _TO_LOGS = tl.constexpr(_LOG2_E), tl.constexpr(1 / _LOG2_E)
+LOG2_E = math.log2(math.e)
+TO_POWERS, _TO_LOGS = tl.constexpr(LOG2_E), tl.constexpr(1 / LOG2_E)
 #: Below every score, and finite: the difference of two of them is no NaN.
 _LOWEST = tl.constexpr(-1e30)
 
@@ -45,12 +46,13 @@ TILES: dict[str, tuple[Tile, Tile, Tile]] = {
     "forward": (Tile(128, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 32, 4, 2)),
     "keys": (Tile(64, 128, 8, 2), Tile(32, 128, 8, 2), Tile(32, 64, 4, 1)),
     "queries": (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(64, 32, 4, 1)),
+    "received": (Tile(64, 128, 8, 3), Tile(64, 128, 8, 3), Tile(32, 64, 4, 2)),
 }
 _NARROW, _ROWS = 64, 64
 
 
 @triton.jit
-def _rows_of(x, row, stride, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def rows_of(x, row, stride, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Load rows of a head, 0 past the last row and the last channel."""
     channel = tl.arange(0, BLOCK)
     seen = (row < n_rows)[:, None]
@@ -84,14 +86,14 @@ def _bounds(first, start, n_before, n_queries, n_keys, HAS_FIRST: tl.constexpr, 
 
 @triton.jit
 def _add_keys(  # type: ignore[no-untyped-def]
-    o, top, total, squares, q, k, v, start, stop, position, first_of, k_row, v_row, n_keys, power,
-    HAS_FIRST: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K_BLOCK: tl.constexpr,
-    V_BLOCK: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+    o, top, total, squares, below, q, k, v, start, stop, position, first_of, k_row, v_row, n_keys, power,
+    HAS_FIRST: tl.constexpr, HAS_ENTROPY: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add the keys ``start … stop − 1`` to the sums of a block of queries."""
     for at in range(start, stop, N):
         key = at + tl.arange(0, N)
-        k_tile = _rows_of(k, key, k_row, n_keys, K, K_BLOCK)
+        k_tile = rows_of(k, key, k_row, n_keys, K, K_BLOCK)
         scores = tl.dot(q, tl.trans(k_tile), input_precision=PRECISION) * power
         if MASKED:
             seen = key[None, :] <= position[:, None]
@@ -101,21 +103,26 @@ def _add_keys(  # type: ignore[no-untyped-def]
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(top - higher)
+        if HAS_ENTROPY:
+            gaps = scores - higher[:, None]
+            if MASKED:  # −inf · 0
+                gaps = tl.where(seen, gaps, 0.0)
+            below = (below + (top - higher) * total) * shrink + tl.sum(gaps * weights, 1)
         total = total * shrink + tl.sum(weights, 1)
         squares = squares * (shrink * shrink) + tl.sum(weights * weights, 1)
-        v_tile = _rows_of(v, key, v_row, n_keys, V, V_BLOCK)
+        v_tile = rows_of(v, key, v_row, n_keys, V, V_BLOCK)
         o = o * shrink[:, None] + tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=PRECISION)
         top = higher
-    return o, top, total, squares
+    return o, top, total, squares, below
 
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    q, k, v, first, others, out, lse, squares,
+    q, k, v, first, others, out, lse, squares, entropy, largest,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row, first_batch,
     n_heads, n_shared, n_queries, n_keys, power,
-    HAS_FIRST: tl.constexpr, HAS_OTHERS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K_BLOCK: tl.constexpr,
-    V_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_FIRST: tl.constexpr, HAS_OTHERS: tl.constexpr, HAS_ENTROPY: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Process a block of queries of one head; the last blocks, which see the most keys, first."""
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
@@ -129,34 +136,37 @@ def _forward(  # type: ignore[no-untyped-def]
     row = start + tl.arange(0, M)
     there = row < n_queries
     position = row + (n_keys - n_queries)
-    q_tile = _rows_of(q, row, q_row, n_queries, K, K_BLOCK)
+    q_tile = rows_of(q, row, q_row, n_queries, K, K_BLOCK)
     first_of = row * 0
     if HAS_FIRST:
         first_of = tl.load(first + row, mask=there, other=0)
     o = tl.zeros([M, V_BLOCK], tl.float32)
     top = tl.full([M], _LOWEST, tl.float32)
-    total, sum_squares = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
+    total, sum_squares, below = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
     if HAS_OTHERS:  # keys without a value: they begin the sums, and bring neither squares of tokens nor output
-        top = tl.load(others + head * n_queries + row, mask=there, other=0.0) * _TO_POWERS
+        top = tl.load(others + head * n_queries + row, mask=there, other=0.0) * TO_POWERS
         total += 1.0
     begin, first_full, last_full, stop = _bounds(first, start, n_keys - n_queries, n_queries, n_keys, HAS_FIRST, M, N)
     if HAS_FIRST:
-        o, top, total, sum_squares = _add_keys(
-            o, top, total, sum_squares, q_tile, k, v, begin, first_full, position, first_of, k_row, v_row, n_keys,
-            power, HAS_FIRST, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+        o, top, total, sum_squares, below = _add_keys(
+            o, top, total, sum_squares, below, q_tile, k, v, begin, first_full, position, first_of, k_row, v_row,
+            n_keys, power, HAS_FIRST, HAS_ENTROPY, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
         )  # fmt: skip
-    o, top, total, sum_squares = _add_keys(
-        o, top, total, sum_squares, q_tile, k, v, first_full, last_full, position, first_of, k_row, v_row, n_keys,
-        power, HAS_FIRST, False, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+    o, top, total, sum_squares, below = _add_keys(
+        o, top, total, sum_squares, below, q_tile, k, v, first_full, last_full, position, first_of, k_row, v_row,
+        n_keys, power, HAS_FIRST, HAS_ENTROPY, False, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
     )  # fmt: skip
-    o, top, total, sum_squares = _add_keys(
-        o, top, total, sum_squares, q_tile, k, v, last_full, stop, position, first_of, k_row, v_row, n_keys,
-        power, HAS_FIRST, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+    o, top, total, sum_squares, below = _add_keys(
+        o, top, total, sum_squares, below, q_tile, k, v, last_full, stop, position, first_of, k_row, v_row,
+        n_keys, power, HAS_FIRST, HAS_ENTROPY, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
     )  # fmt: skip
     _store_rows(out, o / total[:, None], row, out_row, n_queries, V, V_BLOCK)
     at = head * n_queries + row
     tl.store(lse + at, top * _TO_LOGS + tl.log(total), mask=there)
     tl.store(squares + at, sum_squares / (total * total), mask=there)
+    if HAS_ENTROPY:
+        tl.store(entropy + at, tl.log(total) - below * _TO_LOGS / total, mask=there)
+        tl.store(largest + at, top * _TO_LOGS, mask=there)
 
 
 @triton.jit
@@ -173,8 +183,8 @@ def _delta(  # type: ignore[no-untyped-def]
     at, there = head * n_queries + row, row < n_queries
     found = tl.zeros([M], tl.float32)
     if HAS_OUT:
-        o_tile = _rows_of(out + b * out_batch + h * out_head, row, out_row, n_queries, V, V_BLOCK).to(tl.float32)
-        d_tile = _rows_of(d_out + b * d_batch + h * d_head, row, d_row, n_queries, V, V_BLOCK).to(tl.float32)
+        o_tile = rows_of(out + b * out_batch + h * out_head, row, out_row, n_queries, V, V_BLOCK).to(tl.float32)
+        d_tile = rows_of(d_out + b * d_batch + h * d_head, row, d_row, n_queries, V, V_BLOCK).to(tl.float32)
         found += tl.sum(o_tile * d_tile, 1)
     if HAS_LSE:
         found -= tl.load(d_lse + at, mask=there, other=0.0)
@@ -195,8 +205,8 @@ def _add_to_queries(  # type: ignore[no-untyped-def]
     """Add what the keys ``start … stop − 1`` give to the gradient of a block of queries."""
     for at in range(start, stop, N):
         key = at + tl.arange(0, N)
-        k_tile = _rows_of(k, key, k_row, n_keys, K, K_BLOCK)
-        v_tile = _rows_of(v, key, v_row, n_keys, V, V_BLOCK)
+        k_tile = rows_of(k, key, k_row, n_keys, K, K_BLOCK)
+        v_tile = rows_of(v, key, v_row, n_keys, V, V_BLOCK)
         scores = tl.dot(q, tl.trans(k_tile), input_precision=PRECISION) * power
         weights = tl.exp2(scores - lse[:, None])
         if MASKED:
@@ -230,9 +240,9 @@ def _to_queries(  # type: ignore[no-untyped-def]
     row = start + tl.arange(0, M)
     at, there = head * n_queries + row, row < n_queries
     position = row + (n_keys - n_queries)
-    q_tile = _rows_of(q + b * q_batch + h * q_head, row, q_row, n_queries, K, K_BLOCK)
-    d_tile = _rows_of(d_out + b * d_batch + h * d_head, row, d_row, n_queries, V, V_BLOCK)
-    lse_of = tl.load(lse + at, mask=there, other=0.0) * _TO_POWERS
+    q_tile = rows_of(q + b * q_batch + h * q_head, row, q_row, n_queries, K, K_BLOCK)
+    d_tile = rows_of(d_out + b * d_batch + h * d_head, row, d_row, n_queries, V, V_BLOCK)
+    lse_of = tl.load(lse + at, mask=there, other=0.0) * TO_POWERS
     delta_of = tl.load(delta + at, mask=there, other=0.0)
     first_of, twice = row * 0, delta_of
     if HAS_FIRST:
@@ -267,10 +277,10 @@ def _add_to_keys(  # type: ignore[no-untyped-def]
     for at in range(start, stop, M):
         row = at + tl.arange(0, M)
         there = row < n_queries
-        q_tile = _rows_of(q, row, q_row, n_queries, K, K_BLOCK)
-        d_tile = _rows_of(d_out, row, d_row, n_queries, V, V_BLOCK)
+        q_tile = rows_of(q, row, q_row, n_queries, K, K_BLOCK)
+        d_tile = rows_of(d_out, row, d_row, n_queries, V, V_BLOCK)
         # Queries past the last one get weights of 0: exp2(−inf).
-        lse_of = tl.load(lse + row, mask=there, other=float("inf")) * _TO_POWERS
+        lse_of = tl.load(lse + row, mask=there, other=float("inf")) * TO_POWERS
         scores = tl.dot(k, tl.trans(q_tile), input_precision=PRECISION) * power
         weights = tl.exp2(scores - lse_of[None, :])
         if MASKED:
@@ -303,8 +313,8 @@ def _to_keys(  # type: ignore[no-untyped-def]
     n_groups = n_heads // n_shared
     b, g = group // n_groups, group % n_groups
     key = start + tl.arange(0, N)
-    k_tile = _rows_of(k + b * k_batch + g * k_head, key, k_row, n_keys, K, K_BLOCK)
-    v_tile = _rows_of(v + b * v_batch + g * v_head, key, v_row, n_keys, V, V_BLOCK)
+    k_tile = rows_of(k + b * k_batch + g * k_head, key, k_row, n_keys, K, K_BLOCK)
+    v_tile = rows_of(v + b * v_batch + g * v_head, key, v_row, n_keys, V, V_BLOCK)
     first += b * first_batch
     n_before = n_keys - n_queries
     # Queries from ``begin`` on see one of these keys, from ``first_full`` to ``last_full`` all of them.
@@ -347,14 +357,15 @@ def _to_keys(  # type: ignore[no-untyped-def]
 # ---------------------------------------------------------------- launches
 
 
-def _tile(kernel: str, q: Tensor, v: Tensor) -> Tile:
+def tile_for(kernel: str, q: Tensor, v: Tensor) -> Tile:
+    """Return the tile of a kernel, a key of :data:`TILES`, for these queries and values."""
     narrow, wide, single = TILES[kernel]
     if q.element_size() > 2:
         return single
     return narrow if max(q.shape[-1], v.shape[-1]) <= _NARROW else wide
 
 
-def _constants(q: Tensor, v: Tensor, first: Tensor | None) -> dict[str, object]:
+def constants_of(q: Tensor, v: Tensor, first: Tensor | None) -> dict[str, object]:
     """Return the constants that all kernels over scores take."""
     return {
         "HAS_FIRST": first is not None,
@@ -370,7 +381,7 @@ def _widths(q: Tensor, v: Tensor) -> dict[str, object]:
     return {"K": n_k, "V": n_v, "K_BLOCK": blocks[0], "V_BLOCK": blocks[1]}
 
 
-def _of(x: Tensor) -> tuple[int, int, int]:
+def strides(x: Tensor) -> tuple[int, int, int]:
     """Strides of a tensor ``[B, heads, rows, width]`` whose last axis is contiguous."""
     sequence, head, row, channel = x.stride()
     assert channel == 1
@@ -379,7 +390,7 @@ def _of(x: Tensor) -> tuple[int, int, int]:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, others: Tensor | None, out: Tensor, lse: Tensor,
-    squares: Tensor, scale: float,
+    squares: Tensor, scale: float, entropy: Tensor | None = None, largest: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill in the output ``[B, H, T, V]`` and, in float32 ``[B, H, T]``, the log-sum-exp over all keys and ``Σa²`` over
     those of tokens.
@@ -394,17 +405,21 @@ def forward(
         lse: log-sum-exp, contiguous.
         squares: sums of squares, contiguous.
         scale: scale of the scores.
+        entropy: the entropy of each row, contiguous; if wanted, then with ``largest`` and without ``others``.
+        largest: the largest score of each row, contiguous.
     """
+    assert entropy is None or (largest is not None and others is None)
     n_sequences, n_heads, n_queries, _ = q.shape
-    tile = _tile("forward", q, v)
+    tile = tile_for("forward", q, v)
     # Triton launches on the current device, which need not be that of the tensors.
     with torch.cuda.device_of(q):
         _forward[(triton.cdiv(n_queries, tile.queries), n_sequences * n_heads)](
             q, k, v, q if first is None else first, q if others is None else others, out, lse, squares,
-            *_of(q), *_of(k), *_of(v), *_of(out), 0 if first is None else first.stride(0),
-            n_heads, n_heads // k.shape[1], n_queries, k.shape[2], scale * _LOG2_E,
-            HAS_OTHERS=others is not None, M=tile.queries, N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
-            **_constants(q, v, first),
+            lse if entropy is None else entropy, lse if largest is None else largest,
+            *strides(q), *strides(k), *strides(v), *strides(out), 0 if first is None else first.stride(0),
+            n_heads, n_heads // k.shape[1], n_queries, k.shape[2], scale * LOG2_E,
+            HAS_OTHERS=others is not None, HAS_ENTROPY=entropy is not None, M=tile.queries, N=tile.keys,
+            num_warps=tile.warps, num_stages=tile.stages, **constants_of(q, v, first),
         )  # fmt: skip
 
 
@@ -438,28 +453,29 @@ def backward(
     n_kv_heads, n_keys = k.shape[1:3]
     delta = torch.empty_like(lse)
     given, h = out if d_out is None else d_out, lse if d_squares is None else d_squares
-    constants, sizes = _constants(q, v, first), (n_heads, n_heads // n_kv_heads, n_queries, n_keys)
+    constants, sizes = constants_of(q, v, first), (n_heads, n_heads // n_kv_heads, n_queries, n_keys)
     widths, has_squares = _widths(q, v), d_squares is not None
     first_of, last_of = (q if x is None else x for x in (first, last))
     first_batch, last_batch = (0 if x is None else x.stride(0) for x in (first, last))
     with torch.cuda.device_of(q):
         _delta[(triton.cdiv(n_queries, _ROWS), n_sequences * n_heads)](
             out, given, lse, squares, lse if d_lse is None else d_lse, h, lse if others is None else others, delta,
-            lse if d_others is None else d_others, *_of(out), *_of(given), n_heads, n_queries,
+            lse if d_others is None else d_others, *strides(out), *strides(given), n_heads, n_queries,
             HAS_OUT=d_out is not None, HAS_LSE=d_lse is not None, HAS_SQUARES=has_squares,
             HAS_OTHERS=d_others is not None, V=widths["V"], V_BLOCK=widths["V_BLOCK"], M=_ROWS,
         )  # fmt: skip
         if d_out is None:
             given = torch.zeros_like(out)
-        tile = _tile("keys", q, v)
+        tile = tile_for("keys", q, v)
         _to_keys[(triton.cdiv(n_keys, tile.keys), n_sequences * n_kv_heads)](
-            q, k, v, first_of, last_of, given, lse, delta, h, dk, dv, *_of(q), *_of(k), *_of(v), *_of(given), *_of(dk),
-            *_of(dv), first_batch, last_batch, *sizes, scale, scale * _LOG2_E, HAS_SQUARES=has_squares, M=tile.queries,
-            N=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **constants,
+            q, k, v, first_of, last_of, given, lse, delta, h, dk, dv, *strides(q), *strides(k), *strides(v),
+            *strides(given), *strides(dk), *strides(dv), first_batch, last_batch, *sizes, scale, scale * LOG2_E,
+            HAS_SQUARES=has_squares, M=tile.queries, N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+            **constants,
         )  # fmt: skip
-        tile = _tile("queries", q, v)
+        tile = tile_for("queries", q, v)
         _to_queries[(triton.cdiv(n_queries, tile.queries), n_sequences * n_heads)](
-            q, k, v, first_of, given, lse, delta, h, dq, *_of(q), *_of(k), *_of(v), *_of(given), *_of(dq), first_batch,
-            *sizes, scale, scale * _LOG2_E, HAS_SQUARES=has_squares, M=tile.queries, N=tile.keys, num_warps=tile.warps,
-            num_stages=tile.stages, **constants,
+            q, k, v, first_of, given, lse, delta, h, dq, *strides(q), *strides(k), *strides(v), *strides(given),
+            *strides(dq), first_batch, *sizes, scale, scale * LOG2_E, HAS_SQUARES=has_squares, M=tile.queries,
+            N=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **constants,
         )  # fmt: skip

@@ -1,7 +1,11 @@
-"""CUDA's fused attention operators as slow formulas on CPU, under torch's own schemas."""
+"""CUDA's fused attention operators as slow formulas on CPU, under torch's own schemas; kernels in Triton under its
+interpreter.
+"""
 
 from dataclasses import replace
+from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 
@@ -131,3 +135,27 @@ def cuda_operators(request, monkeypatch):
         for name, function in _OPERATORS.items():
             library.impl(name, function, "CPU")
         yield request.param
+
+
+@pytest.fixture(scope="module")
+def small_tiles():
+    """Several tiles to a head, the last cut short; and products of bf16, whose bits the interpreter of Triton 3.9
+    takes for whole numbers.
+    """
+    interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")
+    module = import_module("birthmark.models.attention.fused.one_walk_kernel")
+    builder = interpreter.InterpreterBuilder
+    product = builder.create_dot
+
+    def wide(handle):
+        if handle.dtype != language.bfloat16:
+            return handle
+        bits = handle.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), language.float32)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "create_dot", lambda self, a, b, *more: product(self, wide(a), wide(b), *more))
+        sizes = {"forward": (32, 16), "keys": (16, 32), "queries": (32, 16), "received": (16, 32)}
+        tiles = {name: (module.Tile(*size, 4, 1),) * 3 for name, size in sizes.items()}
+        patch.setattr(module, "TILES", tiles)
+        yield

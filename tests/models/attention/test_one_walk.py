@@ -5,10 +5,8 @@ Triton decides as it is imported whether it interprets: run this file alone, wit
 """
 
 import os
-from importlib import import_module
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,28 +23,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
     )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_tiles():
-    """Several tiles to a head, the last cut short; and products of bf16, whose bits the interpreter of Triton 3.9
-    takes for whole numbers.
-    """
-    interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")
-    module = import_module("birthmark.models.attention.fused.one_walk_kernel")
-    builder = interpreter.InterpreterBuilder
-    product = builder.create_dot
-
-    def wide(handle):
-        if handle.dtype != language.bfloat16:
-            return handle
-        bits = handle.data.astype(np.uint32) << 16
-        return interpreter.TensorHandle(bits.view(np.float32), language.float32)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builder, "create_dot", lambda self, a, b, *more: product(self, wide(a), wide(b), *more))
-        sizes = {"forward": (32, 16), "keys": (16, 32), "queries": (32, 16)}
-        tiles = {name: (module.Tile(*size, 4, 1),) * 3 for name, size in sizes.items()}
-        patch.setattr(module, "TILES", tiles)
-        yield
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
 def whole(q, k, v, scale, first, others):
