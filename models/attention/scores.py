@@ -94,29 +94,23 @@ class Scores:
         scores: return value aggregation ``[B, H, T, K]``, log-sum-exp over all keys, and ``Σ a²`` on tokens ``[B, H,
         T]``.
         """
-        q, k, level, first_BT = self.walked()
-        if level is None:
-            return walk(q, k, v_BGSK, self.scale, first_BT, others_BHT)
+        first_BT = self.first_keys()
+        if self.place.slopes_H is None:
+            return walk(self.q_BHTK, self.k_BGSK, v_BGSK, self.scale, first_BT, others_BHT)
+        q, k, level = self._sloped()
         others_BHT = None if others_BHT is None else others_BHT + level
         out, total, squares = walk(q, k, v_BGSK, self.scale, first_BT, others_BHT)
         return out, total - level, squares
 
-    def walked(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Express all additions by position for kernels that walk over the keys: return queries and keys, the excess of
-        all their scores of a query (None: 0), and the first key that each query sees, int32 ``[B, T]`` or ``[1, T]``
-        (None: the first of all).
-        """
+    def first_keys(self) -> Tensor | None:
+        """Return the first key that each query sees, int32 ``[B, T]`` or ``[1, T]``; None: the first of all."""
         length, documents = self.k_BGSK.shape[2], self.place.documents
         first_BT = None if documents is None else documents.first_positions()[:, length - self.q_BHTK.shape[2] :]
         if self.window is not None and self.window < length:
             query_T = torch.arange(length - self.q_BHTK.shape[2], length, device=self.q_BHTK.device)
             first_T = (query_T - (self.window - 1)).clamp_min_(0)
             first_BT = first_T[None] if first_BT is None else torch.maximum(first_BT, first_T)
-        first_BT = None if first_BT is None else first_BT.to(torch.int32)
-        if self.place.slopes_H is None:
-            return self.q_BHTK, self.k_BGSK, None, first_BT
-        q, k, level = self._sloped()
-        return q, k, level, first_BT
+        return None if first_BT is None else first_BT.to(torch.int32)
 
     def lse(self, sharpness: float = 1.0) -> Tensor:
         """Compute the fused log-sum-exp of ``sharpness`` times the scores, ``[B, H, T]``, float32 or wider,
@@ -139,14 +133,14 @@ class Scores:
         assert slopes_H is not None
         n_sequences, _, n_queries, _ = self.q_BHTK.shape
         slopes_H = (slopes_H / self.scale).to(self.q_BHTK.dtype)
-        channels_HK = F.pad(torch.stack([256 * slopes_H, slopes_H], dim=-1), (0, SLOPE_CHANNELS - 2))
+        channels_HK = F.pad(torch.stack([256 * slopes_H, slopes_H], dim=-1), (0, _SLOPE_CHANNELS - 2))
         q = torch.cat([self.q_BHTK, channels_HK[None, :, None].expand(n_sequences, -1, n_queries, -1)], dim=-1)
         documents = self.place.documents
         # [S], or [B, 1, S] of documents.
         position = (
             torch.arange(self.k_BGSK.shape[2], device=q.device) if documents is None else documents.position_BT[:, None]
         )
-        places = F.pad(torch.stack([position // 256, position % 256], dim=-1), (0, SLOPE_CHANNELS - 2)).to(q.dtype)
+        places = F.pad(torch.stack([position // 256, position % 256], dim=-1), (0, _SLOPE_CHANNELS - 2)).to(q.dtype)
         k = torch.cat([self.k_BGSK, places.expand(n_sequences, self.k_BGSK.shape[1], -1, -1)], dim=-1)
         wide = torch.promote_types(q.dtype, torch.float32)
         return q, k, slopes_H.to(wide)[:, None] * self.scale * position[..., -n_queries:].to(wide)
@@ -215,7 +209,7 @@ class Scores:
 
 
 #: The fused kernels like head widths in eights.
-SLOPE_CHANNELS = 8
+_SLOPE_CHANNELS = 8
 
 
 # ---------------------------------------------------------------- extra keys

@@ -20,7 +20,7 @@ from torch import Tensor
 from .fused import kernels, weight_sums
 from .fused.backends import over_heads
 from .fused.blockwise import softmax_with_lse_
-from .scores import SLOPE_CHANNELS, Scores
+from .scores import Scores
 
 #: Slices of sequences and of heads.
 Part = tuple[slice, slice]
@@ -107,18 +107,16 @@ def read_weights(make: MakeReader, by_walk: bool | None = None) -> Iterator[None
 
 def walks(scores: Scores, v_BGSK: Tensor) -> bool:
     """Return True if this softmax gives its sums by kernels (``fused/weight_sums.py``): causal, of whole sequences, of
-    types and widths that the kernels take, and asked for. All others are read by blocks.
+    one type and a width that the kernels take, and asked for. All others are read by blocks.
     """
-    reading, tensors = _reading.get(), (scores.q_BHTK, scores.k_BGSK, v_BGSK)
-    if reading is None or not reading.by_walk or scores.prefix is not None or scores.place.is_chunk:
+    reading, dtypes = _reading.get(), {scores.q_BHTK.dtype, scores.k_BGSK.dtype, v_BGSK.dtype}
+    if reading is None or not reading.by_walk or not scores.fusable or scores.prefix is not None:
         return False
-    n_added = SLOPE_CHANNELS if scores.place.slopes_H is not None else 0
-    width = max(scores.q_BHTK.shape[-1] + n_added, v_BGSK.shape[-1])
-    whole = scores.k_BGSK.shape[2] == scores.q_BHTK.shape[2]
-    takes = all(x.dtype in weight_sums.DTYPES for x in tensors) and width <= weight_sums.WIDEST
-    planned = kernels.chosen_for is not None
-    device_type = kernels.runs_on(scores.q_BHTK)
-    return whole and takes and (device_type == "cuda" if planned else not weight_sums.why_not(device_type))
+    whole = scores.k_BGSK.shape[2] == scores.q_BHTK.shape[2] and not scores.place.is_chunk
+    narrow = max(scores.q_BHTK.shape[-1], v_BGSK.shape[-1]) <= weight_sums.WIDEST
+    takes = whole and narrow and len(dtypes) == 1 and dtypes <= {*weight_sums.DTYPES}
+    planned, device_type = kernels.chosen_for is not None, kernels.runs_on(scores.q_BHTK)
+    return takes and (device_type == "cuda" if planned else not weight_sums.why_not(device_type))
 
 
 def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
@@ -188,10 +186,8 @@ def read_softmax(
 
 
 def _read_by_walk(scores: Scores, v_BGSK: Tensor, reader: WeightReader, others_BHT: Tensor | None) -> ReadSoftmax:
-    q_BHTK, k_BGSK, level, first_BT = scores.walked()
-    if level is not None and others_BHT is not None:
-        others_BHT = others_BHT + level
-    found = weight_sums.weight_sums(q_BHTK, k_BGSK, v_BGSK, scores.scale, first_BT, others_BHT)
+    q_BHTK, k_BGSK, first_BT, slopes_H = scores.q_BHTK, scores.k_BGSK, scores.first_keys(), scores.place.slopes_H
+    found = weight_sums.weight_sums(q_BHTK, k_BGSK, v_BGSK, scores.scale, first_BT, others_BHT, slopes_H)
     share_BHT = found.share_BHT
 
     def both(x: Tensor, power: int = 1) -> Tensor:
@@ -201,21 +197,24 @@ def _read_by_walk(scores: Scores, v_BGSK: Tensor, reader: WeightReader, others_B
     def weights_on(key_BT: Tensor) -> Tensor:
         keys_BGTK = k_BGSK.gather(2, key_BT[:, None, :, None].expand(-1, k_BGSK.shape[1], -1, k_BGSK.shape[3]))
         pairs = q_BHTK.to(found.lse_BHT.dtype) * over_heads(keys_BGTK, q_BHTK.shape[1])
-        weights_BHT = (pairs.sum(-1) * scores.scale - found.lse_BHT).exp_()
+        scores_BHT = pairs.sum(-1) * scores.scale
+        if slopes_H is not None:
+            distance_BT = torch.arange(key_BT.shape[1], device=key_BT.device) - key_BT
+            scores_BHT -= slopes_H[:, None] * distance_BT[:, None]
+        weights_BHT = (scores_BHT - found.lse_BHT).exp_()
         return both(weights_BHT if first_BT is None else weights_BHT.masked_fill_((key_BT < first_BT)[:, None], 0.0))
 
     first_BH = torch.ones_like(found.lse_BHT[..., 0])
     first_CBH = first_BH[None] if share_BHT is None else torch.stack([share_BHT[..., 0], first_BH])
-    largest_BHT, lse_BHT = (x if level is None else x - level for x in (found.largest_BHT, found.lse_BHT))
     reader.read_sums(
         SoftmaxSums(
-            found.received_CBHT, first_CBH, both(found.squares_BHT, 2), found.entropy_BHT, largest_BHT, weights_on
+            found.received_CBHT, first_CBH, both(found.squares_BHT, 2), found.entropy_BHT, found.largest_BHT, weights_on
         )
     )
     o_BHTK = found.o_BHTV
     if share_BHT is not None:
         o_BHTK = o_BHTK * share_BHT[..., None].to(o_BHTK.dtype)
-    return ReadSoftmax(o_BHTK, lse_BHT, found.squares_BHT)
+    return ReadSoftmax(o_BHTK, found.lse_BHT, found.squares_BHT)
 
 
 def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:

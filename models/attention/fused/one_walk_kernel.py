@@ -43,11 +43,14 @@ class Tile(NamedTuple):
 #: Tiles of each kernel for heads up to 64 channels and for wider ones, in 16 bits, and in 32. None has been timed;
 #: those in 16 bits are the ones of which the compiler for compute capability 9.0 spilled least from registers.
 TILES: dict[str, tuple[Tile, Tile, Tile]] = {
-    "forward": (Tile(128, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 32, 4, 2)),
+    "forward": (Tile(128, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 2)),
     "keys": (Tile(64, 128, 8, 2), Tile(32, 128, 8, 2), Tile(32, 64, 4, 1)),
     "queries": (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(64, 32, 4, 1)),
+    "sums": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 2)),
     "received": (Tile(64, 128, 8, 3), Tile(64, 128, 8, 3), Tile(32, 64, 4, 2)),
 }
+#: Channels of products in float32, whose operands lie in registers: with whole heads of 128 the compiler gives up.
+_CHUNK = 16
 _NARROW, _ROWS = 64, 64
 
 
@@ -59,6 +62,25 @@ def rows_of(x, row, stride, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  
     if WIDTH != BLOCK:
         seen = seen & (channel < WIDTH)[None, :]
     return tl.load(x + row[:, None] * stride + channel[None, :], mask=seen, other=0.0)
+
+
+@triton.jit
+def products(  # type: ignore[no-untyped-def]
+    a_tile, a, a_at, a_row, n_a, b, b_at, b_row, n_b, K: tl.constexpr, K_BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Multiply rows of a head, given as a tile, by those of another one; by ``CHUNK`` channels of both at a time, read
+    anew, if that is below ``K_BLOCK``.
+    """
+    if CHUNK == K_BLOCK:
+        found = tl.dot(a_tile, tl.trans(rows_of(b, b_at, b_row, n_b, K, K_BLOCK)), input_precision=PRECISION)
+    else:
+        found = tl.zeros([a_at.shape[0], b_at.shape[0]], tl.float32)
+        for c in tl.static_range(0, K_BLOCK, CHUNK):
+            a_part = rows_of(a + c, a_at, a_row, n_a, K - c, CHUNK)
+            b_part = rows_of(b + c, b_at, b_row, n_b, K - c, CHUNK)
+            found = tl.dot(a_part, tl.trans(b_part), found, input_precision=PRECISION)
+    return found
 
 
 @triton.jit
@@ -86,15 +108,19 @@ def _bounds(first, start, n_before, n_queries, n_keys, HAS_FIRST: tl.constexpr, 
 
 @triton.jit
 def _add_keys(  # type: ignore[no-untyped-def]
-    o, top, total, squares, below, q, k, v, start, stop, position, first_of, k_row, v_row, n_keys, power,
-    HAS_FIRST: tl.constexpr, HAS_ENTROPY: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+    o, top, total, squares, below, q_tile, q, row, k, v, start, stop, position, first_of, q_row, k_row, v_row,
+    n_queries, n_keys, power, slope,
+    HAS_FIRST: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_ENTROPY: tl.constexpr, MASKED: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, N: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add the keys ``start … stop − 1`` to the sums of a block of queries."""
     for at in range(start, stop, N):
         key = at + tl.arange(0, N)
-        k_tile = rows_of(k, key, k_row, n_keys, K, K_BLOCK)
-        scores = tl.dot(q, tl.trans(k_tile), input_precision=PRECISION) * power
+        scores = products(q_tile, q, row, q_row, n_queries, k, key, k_row, n_keys, K, K_BLOCK, CHUNK, PRECISION)
+        scores *= power
+        if HAS_SLOPES:
+            scores -= slope * (position[:, None] - key[None, :])
         if MASKED:
             seen = key[None, :] <= position[:, None]
             if HAS_FIRST:
@@ -118,11 +144,12 @@ def _add_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    q, k, v, first, others, out, lse, squares, entropy, largest,
+    q, k, v, first, slopes, others, out, lse, squares, entropy, largest,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row, first_batch,
     n_heads, n_shared, n_queries, n_keys, power,
-    HAS_FIRST: tl.constexpr, HAS_OTHERS: tl.constexpr, HAS_ENTROPY: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_FIRST: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_OTHERS: tl.constexpr, HAS_ENTROPY: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Process a block of queries of one head; the last blocks, which see the most keys, first."""
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
@@ -137,9 +164,11 @@ def _forward(  # type: ignore[no-untyped-def]
     there = row < n_queries
     position = row + (n_keys - n_queries)
     q_tile = rows_of(q, row, q_row, n_queries, K, K_BLOCK)
-    first_of = row * 0
+    first_of, slope = row * 0, power
     if HAS_FIRST:
         first_of = tl.load(first + row, mask=there, other=0)
+    if HAS_SLOPES:
+        slope = tl.load(slopes + h) * TO_POWERS
     o = tl.zeros([M, V_BLOCK], tl.float32)
     top = tl.full([M], _LOWEST, tl.float32)
     total, sum_squares, below = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
@@ -149,16 +178,19 @@ def _forward(  # type: ignore[no-untyped-def]
     begin, first_full, last_full, stop = _bounds(first, start, n_keys - n_queries, n_queries, n_keys, HAS_FIRST, M, N)
     if HAS_FIRST:
         o, top, total, sum_squares, below = _add_keys(
-            o, top, total, sum_squares, below, q_tile, k, v, begin, first_full, position, first_of, k_row, v_row,
-            n_keys, power, HAS_FIRST, HAS_ENTROPY, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+            o, top, total, sum_squares, below, q_tile, q, row, k, v, begin, first_full, position, first_of,
+            q_row, k_row, v_row, n_queries, n_keys, power, slope, HAS_FIRST, HAS_SLOPES, HAS_ENTROPY, True, K, V,
+            K_BLOCK, V_BLOCK, N, CHUNK, PRECISION,
         )  # fmt: skip
     o, top, total, sum_squares, below = _add_keys(
-        o, top, total, sum_squares, below, q_tile, k, v, first_full, last_full, position, first_of, k_row, v_row,
-        n_keys, power, HAS_FIRST, HAS_ENTROPY, False, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+        o, top, total, sum_squares, below, q_tile, q, row, k, v, first_full, last_full, position, first_of,
+        q_row, k_row, v_row, n_queries, n_keys, power, slope, HAS_FIRST, HAS_SLOPES, HAS_ENTROPY, False, K, V, K_BLOCK,
+        V_BLOCK, N, CHUNK, PRECISION,
     )  # fmt: skip
     o, top, total, sum_squares, below = _add_keys(
-        o, top, total, sum_squares, below, q_tile, k, v, last_full, stop, position, first_of, k_row, v_row,
-        n_keys, power, HAS_FIRST, HAS_ENTROPY, True, K, V, K_BLOCK, V_BLOCK, N, PRECISION,
+        o, top, total, sum_squares, below, q_tile, q, row, k, v, last_full, stop, position, first_of, q_row,
+        k_row, v_row, n_queries, n_keys, power, slope, HAS_FIRST, HAS_SLOPES, HAS_ENTROPY, True, K, V, K_BLOCK,
+        V_BLOCK, N, CHUNK, PRECISION,
     )  # fmt: skip
     _store_rows(out, o / total[:, None], row, out_row, n_queries, V, V_BLOCK)
     at = head * n_queries + row
@@ -374,11 +406,18 @@ def constants_of(q: Tensor, v: Tensor, first: Tensor | None) -> dict[str, object
     }
 
 
+def chunk_of(q: Tensor) -> int:
+    """Return the channels that :func:`products` takes at a time."""
+    return _CHUNK if q.dtype == torch.float32 else _padded(q.shape[-1])
+
+
+def _padded(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))  # the smallest product has 16 channels
+
+
 def _widths(q: Tensor, v: Tensor) -> dict[str, object]:
     n_k, n_v = q.shape[-1], v.shape[-1]
-    # The smallest product has 16 channels.
-    blocks = [max(16, triton.next_power_of_2(n)) for n in (n_k, n_v)]
-    return {"K": n_k, "V": n_v, "K_BLOCK": blocks[0], "V_BLOCK": blocks[1]}
+    return {"K": n_k, "V": n_v, "K_BLOCK": _padded(n_k), "V_BLOCK": _padded(n_v)}
 
 
 def strides(x: Tensor) -> tuple[int, int, int]:
@@ -391,6 +430,7 @@ def strides(x: Tensor) -> tuple[int, int, int]:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, others: Tensor | None, out: Tensor, lse: Tensor,
     squares: Tensor, scale: float, entropy: Tensor | None = None, largest: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill in the output ``[B, H, T, V]`` and, in float32 ``[B, H, T]``, the log-sum-exp over all keys and ``Σa²`` over
     those of tokens.
@@ -407,19 +447,22 @@ def forward(
         scale: scale of the scores.
         entropy: the entropy of each row, contiguous; if wanted, then with ``largest`` and without ``others``.
         largest: the largest score of each row, contiguous.
+        slopes: penalty of each head on its scores per position of distance, float32 ``[H]``.
     """
     assert entropy is None or (largest is not None and others is None)
     n_sequences, n_heads, n_queries, _ = q.shape
-    tile = tile_for("forward", q, v)
+    tile, constants = tile_for("forward" if entropy is None else "sums", q, v), constants_of(q, v, first)
     # Triton launches on the current device, which need not be that of the tensors.
     with torch.cuda.device_of(q):
         _forward[(triton.cdiv(n_queries, tile.queries), n_sequences * n_heads)](
-            q, k, v, q if first is None else first, q if others is None else others, out, lse, squares,
+            q, k, v, q if first is None else first, lse if slopes is None else slopes,
+            q if others is None else others, out, lse, squares,
             lse if entropy is None else entropy, lse if largest is None else largest,
             *strides(q), *strides(k), *strides(v), *strides(out), 0 if first is None else first.stride(0),
             n_heads, n_heads // k.shape[1], n_queries, k.shape[2], scale * LOG2_E,
-            HAS_OTHERS=others is not None, HAS_ENTROPY=entropy is not None, M=tile.queries, N=tile.keys,
-            num_warps=tile.warps, num_stages=tile.stages, **constants_of(q, v, first),
+            HAS_SLOPES=slopes is not None, HAS_OTHERS=others is not None, HAS_ENTROPY=entropy is not None,
+            M=tile.queries, N=tile.keys,
+            CHUNK=chunk_of(q), num_warps=tile.warps, num_stages=tile.stages, **constants,
         )  # fmt: skip
 
 

@@ -60,47 +60,49 @@ def _empty_rows(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, T
 
 @torch.library.custom_op("birthmark::weight_sums_of_queries", mutates_args=())
 def _of_queries(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, scale: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None,
+    slopes: torch.Tensor | None, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     from . import one_walk_kernel
 
     out, lse, squares, entropy, largest = found = _empty_rows(q, v)
-    one_walk_kernel.forward(q, k, v, first, None, out, lse, squares, scale, entropy, largest)
+    one_walk_kernel.forward(q, k, v, first, None, out, lse, squares, scale, entropy, largest, slopes)
     return found
 
 
 @_of_queries.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, scale: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None,
+    slopes: torch.Tensor | None, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     return _empty_rows(q, v)
 
 
 @torch.library.custom_op("birthmark::weight_sums_of_keys", mutates_args=())
 def _of_keys(
-    q: torch.Tensor, k: torch.Tensor, first: torch.Tensor | None, lse: torch.Tensor, share: torch.Tensor | None,
-    scale: float,
+    q: torch.Tensor, k: torch.Tensor, first: torch.Tensor | None, slopes: torch.Tensor | None, lse: torch.Tensor,
+    share: torch.Tensor | None, scale: float,
 ) -> torch.Tensor:  # fmt: skip
     from .received_kernel import received_weights
 
     received = lse.new_empty(1 if share is None else 2, *lse.shape)
     last = None if first is None else one_walk.last_queries(first, k.shape[2])
     shared = None if share is None else received[0]
-    received_weights(q, k, first, last, lse, share, received[-1], shared, scale)
+    received_weights(q, k, first, last, lse, share, received[-1], shared, scale, slopes)
     return received
 
 
 @_of_keys.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, first: torch.Tensor | None, lse: torch.Tensor, share: torch.Tensor | None,
-    scale: float,
+    q: torch.Tensor, k: torch.Tensor, first: torch.Tensor | None, slopes: torch.Tensor | None, lse: torch.Tensor,
+    share: torch.Tensor | None, scale: float,
 ) -> torch.Tensor:  # fmt: skip
     return lse.new_empty(1 if share is None else 2, *lse.shape)
 
 
 def weight_sums(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTV: Tensor, scale: float, first_BT: Tensor | None = None,
-    others_BHT: Tensor | None = None,
+    others_BHT: Tensor | None = None, slopes_H: Tensor | None = None,
 ) -> WeightSums:  # fmt: skip
     """Compute causal attention over tokens and the sums over its weights. Nothing carries a gradient.
 
@@ -113,9 +115,12 @@ def weight_sums(
             the first of all.
         others_BHT: log-sum-exp of the scores of keys that are no tokens, which take a share of each query; None
             without any.
+        slopes_H: penalty of each head on its scores per position of distance; None: 0.
     """
     q, k, v = map(whole_rows, (q_BHTK, k_BGTK, v_BGTV))
     first = None if first_BT is None else first_BT.expand(len(q), -1)
-    out, lse, squares, entropy, largest = _of_queries(q, k, v, first, scale)
+    slopes = None if slopes_H is None else slopes_H.float().contiguous()
+    out, lse, squares, entropy, largest = _of_queries(q, k, v, first, slopes, scale)
     share = None if others_BHT is None else (lse - others_BHT.float()).sigmoid_().contiguous()
-    return WeightSums(out, lse, squares, entropy, largest, _of_keys(q, k, first, lse, share, scale), share)
+    received = _of_keys(q, k, first, slopes, lse, share, scale)
+    return WeightSums(out, lse, squares, entropy, largest, received, share)

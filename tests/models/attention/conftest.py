@@ -155,7 +155,7 @@ def small_tiles():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "create_dot", lambda self, a, b, *more: product(self, wide(a), wide(b), *more))
-        sizes = {"forward": (32, 16), "keys": (16, 32), "queries": (32, 16), "received": (16, 32)}
+        sizes = {"forward": (32, 16), "keys": (16, 32), "queries": (32, 16), "sums": (32, 16), "received": (16, 32)}
         tiles = {name: (module.Tile(*size, 4, 1),) * 3 for name, size in sizes.items()}
         patch.setattr(module, "TILES", tiles)
         yield

