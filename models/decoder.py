@@ -79,6 +79,11 @@ def _dropped(x_BTD: Tensor, place: str, dropout: Dropout | None) -> Tensor:
     return x_BTD if dropout is None else dropout.of_stream(x_BTD, place)
 
 
+def _added(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+    """Add to the residual stream, which keeps its dtype: a norm behind a sublayer may be float32 under autocast."""
+    return (x_BTD + y_BTD).to(x_BTD.dtype)
+
+
 class Block(nn.Module):
     """Residual block: attention, then MLP, or both side by side."""
 
@@ -106,11 +111,11 @@ class Block(nn.Module):
             place = replace(place, dropout=dropout)
         attention_BTD = self.attn(cast_once(self.norm_attn(x_BTD)), place, observer, cache)
         show_sublayer(observer, "attention", self.layer, attention_BTD)
-        attended_BTD = x_BTD + _dropped(self.norm_attn_out(attention_BTD), "attention", dropout)
+        attended_BTD = _added(x_BTD, _dropped(self.norm_attn_out(attention_BTD), "attention", dropout))
         show_residual(observer, "attention", self.layer, attended_BTD)
         mlp_BTD = self.mlp(cast_once(self.norm_mlp(x_BTD if self.parallel else attended_BTD)), observer, losses)
         show_sublayer(observer, "mlp", self.layer, mlp_BTD)
-        x_BTD = attended_BTD + _dropped(self.norm_mlp_out(mlp_BTD), "mlp", dropout)
+        x_BTD = _added(attended_BTD, _dropped(self.norm_mlp_out(mlp_BTD), "mlp", dropout))
         show_residual(observer, "mlp", self.layer, x_BTD)
         return x_BTD
 
@@ -121,6 +126,8 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.narrow_residual = False
+        """True if the residual stream has autocast's dtype: ``trainer.residual``."""
         self.embed = Embedding(config.vocab_size, config.d_model)
         self.positions = POSITIONS[config.positions](config)
         self.blocks = nn.ModuleList(Block(config, i) for i in range(config.n_layers))
@@ -233,7 +240,7 @@ class Decoder(nn.Module):
         place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first, documents, context)
         x_BTD = self.positions.embed(self.embed(tokens_BT), place)
         show_residual(observer, "embedding", 0, x_BTD)
-        return x_BTD, place
+        return cast_once(x_BTD) if self.narrow_residual else x_BTD, place
 
     def leave(
         self, x: Tensor, targets_BS: Tensor | None = None, z_loss: float = 0.0, n_counted: Tensor | None = None

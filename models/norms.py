@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +31,15 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     if trains_on_cpu(x, gain):
         normed: Tensor = _RMSNorm.apply(x, gain, eps)
         return normed
-    return F.rms_norm(x, gain.shape, gain, eps)
+    with _uncast(x):
+        return F.rms_norm(x, gain.shape, gain, eps)
+
+
+def _uncast(x: Tensor) -> AbstractContextManager[object]:
+    """Keep autocast from casting the narrow input of a norm, which it would hold: the kernel computes in float32
+    anyway.
+    """
+    return nullcontext() if x.dtype == torch.float32 else torch.autocast(x.device.type, enabled=False)
 
 
 def _blocks(*tensors_ND: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -150,7 +159,8 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise, ``[…, d] → […, d]``."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        y = F.layer_norm(x, self.gain.shape, self.gain.to(x.dtype), bias, self.eps)
+        with _uncast(x):
+            y = F.layer_norm(x, self.gain.shape, self.gain.to(x.dtype), bias, self.eps)
         return y if self.gate is None else self.gate(y)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:

@@ -169,6 +169,11 @@ class TrainerConfig:
     (GPUs from compute capability 8.0 on, CPUs with AVX-512 BF16 or AMX), else fp32; decided when the run begins, and
     kept when it goes on elsewhere."""
 
+    residual: Literal["fp32", "bf16"] = "fp32"
+    """Type of the residual stream in training and validation with precision ``bf16`` or ``fp8``. ``bf16`` halves what
+    blocks read, write and keep of it; each of its sums, and the gains of norms, are rounded to eight bits. Snapshots of
+    a single process's weights are float32 either way."""
+
     matmul: Literal["ieee", "tf32"] = "ieee"
     """Precision of float32 matrix products on a GPU: full, or rounded to TF32, ten bits of fraction and several times
     as fast. Snapshots use it too.
@@ -347,6 +352,8 @@ class TrainerConfig:
                 f"trainer.batch_ramp is given, but {self.strategy} takes as many micro-batches at every step: give "
                 "trainer.strategy single, ddp or fsdp2"
             )
+        if self.residual == "bf16" and self.precision == "fp32":
+            found.append("trainer.residual is bf16, but trainer.precision is fp32: set both to bf16, or neither")
         if self.gather == "bf16" and self.precision == "fp32":
             found.append("trainer.gather is bf16, but trainer.precision is fp32: set both to bf16, or neither")
         if self.offload_dir and self.offload != "nvme":

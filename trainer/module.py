@@ -143,6 +143,7 @@ class PretrainModule(L.LightningModule):
         """Trained on since this start."""
         self._choices_LE: Tensor | None = None
         """Choices of each expert in this step, counted where several micro-batches add up to it."""
+        model.narrow_residual = trainer.residual == "bf16"
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
         """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``; with experts, also the routers'

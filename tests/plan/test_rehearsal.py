@@ -15,17 +15,18 @@ from birthmark.trainer.strategies import fsdp2
 
 
 @pytest.mark.heavy
-def test_a_block_keeps_on_a_gpu_what_a_hand_counts(llama):
+@pytest.mark.parametrize(("residual", "n_bytes"), [("fp32", 4), ("bf16", 2)])
+def test_a_block_keeps_on_a_gpu_what_a_hand_counts(llama, residual, n_bytes):
     def kept(n_layers):
-        curve = rehearse(llama({"model.n_layers": n_layers}), 1, device="cuda")
+        curve = rehearse(llama({"model.n_layers": n_layers, "trainer.residual": residual}), 1, device="cuda")
         # At the end of the forward pass, all activations are there.
         return curve.per_sequence[curve.during("first forward")][-1]
 
-    # Of a token, in bytes: two residual streams in float32, each with its norm's scale; in bf16 what each norm gives,
+    # Of a token, in bytes: two residual streams, each with its norm's scale in float32; in bf16 what each norm gives,
     # once for all maps that read it, queries and keys once turned, values, and what attention gives, laid out as the
     # next map reads it; in the MLP's width gate and up, the activated gate, their product; attention's log-sum-exps.
     d, ff, heads, tokens = 64, 96, 4, 32
-    by_hand = 2 * (4 * d + 4) + 2 * (2 + 2 + 1 + 1) * d + 2 * 4 * ff + 4 * heads
+    by_hand = 2 * (n_bytes * d + 4) + 2 * (2 + 2 + 1 + 1) * d + 2 * 4 * ff + 4 * heads
     assert kept(3) - kept(2) == kept(2) - kept(1) == tokens * by_hand
 
 
