@@ -16,7 +16,8 @@ setup: $(VENV)/.installed  ## make .venv with the tested versions
 # Bytecode is written when a module is first imported: of most installed ones never. Without it every process would
 # compile again what it imports, which takes twice as long as to load it.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+# That an editable install is one is no news to warn of.
+INSTALL := $(BIN)/python -W ignore::UserWarning -m pip install --quiet --no-compile --constraint constraints.txt
 
 # The pip that comes with Python may be years old: a new one decides what to install in a third of the time.
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt
