@@ -65,8 +65,11 @@ class Parser(ArgumentParser):
                 raise UsageError(f"{found[1]}: {found[2]!r} is not {_in_words(kinds[found[1]])}")
         if found := re.search(r"the following arguments are required: (\w+)", line):
             raise UsageError(f"{found[1]}: missing; see {self.prog} --help")
-        if found := re.search(r"unrecognized arguments: ([^ ]+)", line):
-            raise UsageError(f"{found[1]}: one name too many; see {self.prog} --help")
+        if found := re.search(r"unrecognized arguments: (--?)?([^ ]+)", line):
+            if not found[1]:
+                raise UsageError(f"{found[2]}: one name too many; see {self.prog} --help")
+            names = [name.lstrip("-") for name in self._option_string_actions if name not in ("-h", "--help")]
+            raise UsageError(unknown_option(found[2].partition("=")[0], names, self.prog))
         raise UsageError(re.sub(r".*Parser key \"([^\"]+)\"", r"\1", line))
 
 

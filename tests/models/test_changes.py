@@ -275,7 +275,7 @@ def test_blocks_are_left_out_and_copied_in_the_order_that_is_given(plain):
         ({"kind": "noise", "share": -1}, "share is -1: give a number above 0"),
         ({"kind": "flip_signs", "share": 2}, "share is 2: give a share above 0, at most 1"),
         ({"kind": "scale_channels", "factor": 1}, "factor is 1: give a number above 1"),
-        ({"kind": "round", "to": "int3"}, "to is 'int3', not one of bf16, fp16, int8, int4"),
+        ({"kind": "round", "to": "int3"}, "to is 'int3', not one of 'bf16', 'fp16', 'int8' or 'int4'"),
         ({"kind": "extend_vocabulary", "rows": 0}, "rows is 0: give 1 to"),
         ({"kind": "drop_blocks", "blocks": [1, 1]}, "give a list of different blocks"),
         ({"kind": "drop_blocks", "blocks": ["a"]}, r"blocks\[0\] is 'a', not a whole number"),
