@@ -117,7 +117,8 @@ def _message(value: Any, errors: Sequence[Any], where: str) -> str:
         return f"a name in {field or 'it'} is {quoted(wrong['input'])}, not text"
     given = wrong["input"]
     said = f"has the length {len(given)}" if wrong["type"].endswith(("short", "long")) else f"is {quoted(given)}"
-    expected = [_EXPECTED.get(one["type"], one["msg"]).format(**one.get("ctx", {})) for one in found]
+    # A sentence of pydantic is whole as it is, whatever braces a value brought into it.
+    expected = [_EXPECTED.get(one["type"], "{msg}").format(msg=one["msg"], **one.get("ctx", {})) for one in found]
     return f"{field or 'the whole'} {said}, not {' or '.join(dict.fromkeys(expected))}"
 
 

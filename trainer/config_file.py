@@ -15,7 +15,7 @@ from ..models.user_classes import name_user_code
 from ..schema import quoted
 from .by_name.shipped_configs import find_config
 from .config import RunConfig
-from .config_parser import check_groups, field_types, field_value, listed_config, unknown_fields
+from .config_parser import field_types, field_value, known_fields, listed_config
 from .saved_config import read_config_yaml
 
 
@@ -68,12 +68,7 @@ def _dotted_fields(tree: Any, where: str = "") -> dict[str, Any]:
     """Return dotted names and values of ``tree``, all of which must be fields of a run; UsageError begins with
     ``where``.
     """
-    tree = nested(dotted(tree)) if isinstance(tree, Mapping) else tree
-    check_groups(where, tree)
-    fields = dotted(tree)
-    if unknown := unknown_fields(fields):
-        raise UsageError(where + "; ".join(unknown))
-    return fields
+    return known_fields(where, nested(dotted(tree)) if isinstance(tree, Mapping) else tree)
 
 
 def _build(fields: Mapping[str, Any]) -> RunConfig:

@@ -79,7 +79,8 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Add the file's fields to those before it."""
         file = find_config(values)
-        check_fields(f"--config {values}: ", read_config_yaml(file))
+        where = f"--config {values}: "
+        _check_values(where, known_fields(where, read_config_yaml(file)))
         self.apply_config(parser, cfg, self.dest, str(file))
 
     def completer(self, prefix: str, **kwargs: Any) -> list[str]:
@@ -88,22 +89,28 @@ class ConfigFile(ActionConfigFile):
         return [*super().completer(prefix, **kwargs), *(name for name in names if name.startswith(prefix))]
 
 
-def check_fields(where: str, content: Any) -> None:
-    """Refuse a file's content unless its fields are those of a run, with values of their types.
+def known_fields(where: str, content: Any) -> dict[str, Any]:
+    """Return dotted names and values of a file's content, all of which must be fields of a run.
 
     Raises:
-        UsageError: begins with ``where`` and names the field.
+        UsageError: a group or a field is unknown; the message begins with ``where`` and names it.
     """
-    check_groups(where, content)
-    kinds, fields = field_kinds(RunConfig), dotted(content)
+    _check_groups(where, content)
+    fields = dotted(content)
     if unknown := unknown_fields(fields):
         raise UsageError(where + "; ".join(unknown))
+    return fields
+
+
+def _check_values(where: str, fields: Mapping[str, Any]) -> None:
+    """Refuse values of another type than their fields, with messages that begin with ``where``."""
+    kinds = field_kinds(RunConfig)
     for name, value in fields.items():
         if name in kinds and value is not None and listed_config(kinds[name]) is None:
             field_value(f"{where}{name}", value, kinds[name])
 
 
-def check_groups(where: str, content: Any, config: type = RunConfig, group: str = "") -> None:
+def _check_groups(where: str, content: Any, config: type = RunConfig, group: str = "") -> None:
     """Refuse a value in place of a group of fields, which the parser would ignore, and infinite numbers.
 
     Raises:
@@ -118,7 +125,7 @@ def check_groups(where: str, content: Any, config: type = RunConfig, group: str 
     for field in dataclasses.fields(config):
         kind = field.default_factory
         if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            check_groups(where, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
+            _check_groups(where, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
         elif field.name in content and (listed := listed_config(field_types(config)[field.name])) is not None:
             _check_listed(where, content[field.name], listed, f"{group}.{field.name}".lstrip("."))
 

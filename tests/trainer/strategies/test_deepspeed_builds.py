@@ -1,4 +1,4 @@
-"""What DeepSpeed compiles, and what an interrupted build leaves: its lock, for which torch would wait for ever."""
+"""Builds of DeepSpeed's operators, and the lock that a killed build leaves, for which torch would wait for ever."""
 
 import importlib.util
 import os
