@@ -145,10 +145,7 @@ def runs_of_a_lineage(study, out):
     return trials.bases
 
 
-READ = {
-    KINDS["arms"]: (read_arm_study, runs_of_arms),
-    KINDS["lineage"]: (read_lineage_study, runs_of_a_lineage),
-}
+READ = {KINDS["arms"]: (read_arm_study, runs_of_arms), KINDS["lineage"]: (read_lineage_study, runs_of_a_lineage)}
 
 
 @pytest.mark.heavy

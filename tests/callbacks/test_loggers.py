@@ -153,9 +153,7 @@ def test_wandb_has_axes_curves_of_blocks_tables_and_the_files_of_a_run_that_was_
     assert [row[0] for row in table("preferred_tokens")["data"]] == [5] * 5
     assert len(table("sink_mass_by_head")["data"]) == 4
     assert (start.files / logged["report/path"]).read_bytes() == run.report.read_bytes()
-    assert start.artifacts == {
-        f"birthmark-{start.id}": ["birth.json", "config.yaml", "metrics.csv", "report.html"],
-    }
+    assert start.artifacts == {f"birthmark-{start.id}": ["birth.json", "config.yaml", "metrics.csv", "report.html"]}
     assert start.alerts == []
 
 

@@ -156,13 +156,7 @@ def test_records_are_those_of_pandas(content, open_table, tmp_path):
 
 @pytest.mark.parametrize("allowed", [(0, 1, 0, 1), (1, 0, 2)])
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_what_is_kept_of_tables_belongs_to_their_bad_rows(
-    suffix,
-    allowed,
-    open_table,
-    tokenizer,
-    tmp_path,
-):
+def test_what_is_kept_of_tables_belongs_to_their_bad_rows(suffix, allowed, open_table, tokenizer, tmp_path):
     path = tmp_path / f"a.{suffix}"
     if suffix == "jsonl":
         lines(path, {0: b'{"text": broken'})

@@ -75,10 +75,7 @@ def test_training_documents_are_left_out_and_counted(config, tmp_path, n_workers
     before, after = plain.tokens[""].facts, cleaned.record
     left_out = after["skipped"]["contaminated"]
     assert 1 <= left_out <= 3
-    assert after["documents"] == {
-        "train": before["documents"]["train"] - left_out,
-        "val": before["documents"]["val"],
-    }
+    assert after["documents"] == {"train": before["documents"]["train"] - left_out, "val": before["documents"]["val"]}
     assert after["decontaminate"]["n_grams"] == len(evaluation)
     assert duplicates_in_words(after).endswith(f"{left_out} repeat an evaluation text and are left out of the training")
     # The tokenizer saw none of it either.

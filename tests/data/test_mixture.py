@@ -229,10 +229,7 @@ TWO = [source("stdlib"), source("readmes", 0.0)]
     [
         ([(0, {"readmes": 1.0})], "data.schedule[0].step: 0 is not above 0"),
         ([(5, {"readmes": 1.0}), (5, {"stdlib": 1.0})], "data.schedule[1].step: 5 is not above 5"),
-        (
-            [(5, {"readmes": 1.0, "web": 1.0})],
-            "data.schedule[0].weights: 'web' is none of data.sources; they are",
-        ),
+        ([(5, {"readmes": 1.0, "web": 1.0})], "data.schedule[0].weights: 'web' is none of data.sources; they are"),
         ([(5, {"readmes": -1.0})], "data.schedule[0].weights: -1.0 of 'readmes' is not a number of at least 0"),
         ([(5, {"readmes": float("nan")})], "data.schedule[0].weights: nan of 'readmes'"),
         ([(5, {"readmes": 1.0}), (9, {"stdlib": 0.0})], "data.schedule[1].weights: none is positive"),

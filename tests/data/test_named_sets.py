@@ -99,10 +99,7 @@ def test_names_and_variants(path, found):
         ("fineweb-edo", "'fineweb-edo' does not exist; did you mean 'fineweb-edu'?"),
         ("TinyStories", "'TinyStories' does not exist; did you mean 'tinystories'?"),
         ("fineweb-edu:sample-10B", "did you mean 'fineweb-edu:sample-10BT'?"),
-        (
-            "openwebtext:small",
-            "'small' is no variant of openwebtext, which has none; 'hf:Skylion007",
-        ),
+        ("openwebtext:small", "'small' is no variant of openwebtext, which has none; 'hf:Skylion007"),
     ],
 )
 def test_a_name_that_is_none_is_one_line(path, message):

@@ -128,10 +128,7 @@ def test_a_set_of_the_hub_in_lines_of_json(config, tmp_path, monkeypatch):
 
 
 def test_a_column_that_no_row_has(config, tmp_path):
-    readers = [
-        lambda config: open_corpus(config).check_any(),
-        lambda config: list(StreamedTable(config).texts(0)),
-    ]
+    readers = [lambda config: open_corpus(config).check_any(), lambda config: list(StreamedTable(config).texts(0))]
     for suffix in ("jsonl", "json", "csv", "parquet", "arrow"):
         path = tmp_path / f"set.{suffix}"
         write(path, ["a", "b"], [1, 2])

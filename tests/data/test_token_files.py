@@ -237,11 +237,7 @@ def test_samples_of_mds_are_documents(dtype, config, tmp_path):
 @pytest.mark.parametrize(
     ("encoding", "name", "expected"),
     [
-        (
-            "bytes",
-            "tokens",
-            r"column tokens \(bytes\) has samples of no fixed number of tokens; write its",
-        ),
+        ("bytes", "tokens", r"column tokens \(bytes\) has samples of no fixed number of tokens; write its"),
         ("ndarray:int32", "tokens", "has samples of no fixed number of tokens"),
         ("str", "text", "has samples of no fixed number of tokens"),
         ("ndarray:int32:21", "tokens", "cut short or damaged: it is not 3 samples of 21 tokens"),

@@ -117,13 +117,7 @@ def configured(tiny):
 #: Scalars that have no value, and are null in JSON: a cosine with a direction of zeros, ranks of equal probabilities,
 #: the ratio of two variances of nothing.
 NO_RANKS = {"bias/rank_persistence", "bias/kendall_tau", "bias/rank_persistence_stranger"}
-NO_DIRECTION = {
-    "bias/alignment",
-    "bias/alignment_stranger",
-    "bias/drift",
-    "bias/energy_share",
-    "bias/effective_rank",
-}
+NO_DIRECTION = {"bias/alignment", "bias/alignment_stranger", "bias/drift", "bias/energy_share", "bias/effective_rank"}
 NO_VARIANCE = {"bias/variance_discrepancy", "bias/variance_discrepancy_out"}
 NO_KEYS, NO_VALUES = ({f"bias/{x}_norm_{where}" for where in ("first", "sink")} for x in ("key", "value"))
 

@@ -101,10 +101,7 @@ def test_a_packed_run_goes_on_where_it_stopped(tiny, fields, tmp_path):
     [
         ({"model.attention.prefix": 2}, "model.attention.prefix"),
         (
-            {
-                "model.attention.aggregation": "calibrated",
-                "model.attention.calibration.correlation": "estimated",
-            },
+            {"model.attention.aggregation": "calibrated", "model.attention.calibration.correlation": "estimated"},
             "model.attention.calibration.correlation estimated",
         ),
     ],

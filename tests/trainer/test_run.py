@@ -38,8 +38,7 @@ def test_a_run_is_the_plain_loop_that_one_would_write_by_hand(tiny, tmp_path):
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(0.9, 0.95),
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.95)
     )
     losses, norms = {}, {}
     for step in range(6):

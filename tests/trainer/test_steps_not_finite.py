@@ -100,10 +100,7 @@ def test_what_is_not_finite_between_two_lines_of_the_log_is_never_saved(tiny, tm
     assert all(value.isfinite().all() for value in state.values())
 
 
-ESTIMATED = {
-    "model.attention.aggregation": "calibrated",
-    "model.attention.calibration.correlation": "estimated",
-}
+ESTIMATED = {"model.attention.aggregation": "calibrated", "model.attention.calibration.correlation": "estimated"}
 
 
 @pytest.mark.parametrize(

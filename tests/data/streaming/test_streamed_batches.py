@@ -36,13 +36,7 @@ def read(source, first, last, n_ranks, places, sizes=SIZES):
     """Rows of steps ``first`` to ``last`` that so many processes get, and where they stand then."""
     ranks = [
         StreamedBatches(
-            source,
-            first_step=first,
-            sizes=sizes,
-            micro_batch_size=3,
-            rank=rank,
-            world_size=n_ranks,
-            places=places,
+            source, first_step=first, sizes=sizes, micro_batch_size=3, rank=rank, world_size=n_ranks, places=places
         )
         for rank in range(n_ranks)
     ]
@@ -191,8 +185,7 @@ def numbered(tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("weights", "size"),
-    [([1], 4), ([1], 12), ([1, 1], 8), ([3, 1], 16), ([1, 1], 6), ([5, 3, 2], 8), ([15, 1], 64)],
+    ("weights", "size"), [([1], 4), ([1], 12), ([1, 1], 8), ([3, 1], 16), ([1, 1], 6), ([5, 3, 2], 8), ([15, 1], 64)]
 )
 def test_all_streams_of_a_source_are_read_alike(numbered, weights, size):
     """Where the pattern of the sources repeats with the batch too, and in batches of fewer samples than streams."""

@@ -105,13 +105,8 @@ REFUSED = {
         "hub": "nor a GGUF file; a model of the hub has the form that an export writes already",
         "snapshot": "is a snapshot, without weights; birthmark report reads it, and a model is needed",
     },
-    "verify x {}": {
-        "hub": "no such folder, and not from the hub either",
-        "snapshot": "is a snapshot, without weights",
-    },
-    "audit {} tiny.yaml@3": {
-        "snapshot": "is a snapshot, without weights; give checkpoints",
-    },
+    "verify x {}": {"hub": "no such folder, and not from the hub either", "snapshot": "is a snapshot, without weights"},
+    "audit {} tiny.yaml@3": {"snapshot": "is a snapshot, without weights; give checkpoints"},
     "describe {}": {
         "hub": "no such folder, and not from the hub either",
         "snapshot": "is a folder without a run in it; give a YAML file",

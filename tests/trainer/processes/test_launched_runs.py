@@ -305,8 +305,7 @@ def test_strategy_processes_and_batch_must_go_together(strategy, where, expected
 
 
 @pytest.mark.parametrize(
-    "variables",
-    [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "3"}],
+    "variables", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "3"}]
 )
 def test_an_environment_that_fits_no_run_is_refused(variables, monkeypatch):
     for name, value in {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0", **variables}.items():
