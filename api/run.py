@@ -128,10 +128,13 @@ class Run(Displayed):
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page, by default into the run's folder; return its path."""
-        from ..report.run_page import build_report
+        from ..report.run_page import build_report, build_run_pages
 
         file = self.files.report if out is None else Path(out)
-        build_report([self.files], file)
+        if file == self.files.report:
+            build_run_pages(self.files)
+        else:
+            build_report([self.files], file)
         return file
 
     def __fspath__(self) -> str:

@@ -241,11 +241,25 @@ def _cells(difference: Difference, *, with_step: bool, with_interval: bool) -> l
 # ---------------------------------------------------------------- the page
 
 
+def build_run_pages(run: RunDir) -> list[RunHistory]:
+    """Write the page of a run's newest snapshot, and the page of the run, which links it, into their folders.
+
+    Returns:
+        What was read of the run.
+
+    Raises:
+        RunError: a file of the run is damaged; the message names it.
+        UsageError: something is in the place of the numbers.
+    """
+    if snapshots := run.snapshot_folders():
+        build_snapshot_page(snapshots[-1])
+    return build_report([run], run.report)
+
+
 def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     """Write the report of ``runs`` to ``out``: one HTML page that fetches nothing; the same input gives the same bytes.
 
-    A folder beside it holds the numbers of its pictures. If ``out`` is the one run's own report, the page of its newest
-    snapshot is written too.
+    A folder beside it holds the numbers of its pictures.
 
     Returns:
         What was read of each run.
@@ -257,10 +271,6 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     histories = read_runs(runs)
     view = TrainingView(histories)
     sections = sections_over_training(view)
-    if len(runs) == 1 and out == runs[0].report and histories[0].snapshots:
-        newest = histories[0].last or histories[0].first
-        assert newest is not None
-        build_snapshot_page(runs[0].snapshot(newest.step))
     moments = [snapshot for _, snapshot in histories[0].moments] if len(histories) == 1 else []
     comparison = compare_configs(histories)
     blocks, hidden, nothing = story(histories, comparison)

@@ -314,11 +314,11 @@ def _uploader(settings: TrainerConfig, run: RunDir, say: Callable[[str], object]
 
 
 def _write_report(run: RunDir) -> Path:
-    """Write the run's page."""
+    """Write the pages of the run."""
     # Imported at the run's end: a run need not load the code of pictures when it starts.
-    from ..report.run_page import build_report
+    from ..report.run_page import build_run_pages
 
-    build_report([run], run.report)
+    build_run_pages(run)
     return run.report
 
 

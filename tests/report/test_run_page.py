@@ -20,7 +20,7 @@ from birthmark.files import atomic_path, read_json, read_sealed_json, write_seal
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.figure import save_figure
-from birthmark.report.run_page import build_report, summarise
+from birthmark.report.run_page import build_report, build_run_pages, summarise
 from birthmark.report.sections.preference import ranks
 from birthmark.report.text import printable
 
@@ -418,7 +418,7 @@ def test_what_a_writer_that_was_killed_has_left_is_removed(tmp_path, make_run):
                 os._exit(9)
         os.waitpid(child, 0)
     assert len([p for p in run.path.rglob(".*") if p.is_dir()]) == 3
-    build_report([run], run.report)
+    build_run_pages(run)
     assert [p for p in run.path.rglob(".*") if p.is_dir()] == []
 
 
@@ -443,7 +443,7 @@ def test_pages_need_no_matplotlib_and_a_figure_names_its_install_line(tmp_path, 
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
-    build_report([run], run.report)
+    build_run_pages(run)
     assert run.report.is_file()
     with pytest.raises(UsageError, match=re.escape("pip install matplotlib")):
         save_figure([run], "sink", tmp_path / "sink.pdf")
