@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from ..errors import UsageError
-from ..findings.numbers import format_p, format_value
+from ..findings.formatting import format_p, format_value
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
 from ..measure.hf import HFModel

@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from ..errors import UsageError
+from ..findings.formatting import format_value
 from ..findings.interventions import intervention_in_words, intervention_sentence
-from ..findings.numbers import format_value
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.intervention_kinds import Around, Fill, Intervention, KindName
 from ..measure.interventions import Intervened

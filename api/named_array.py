@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
-from ..findings.numbers import format_value
+from ..findings.formatting import format_value
 from .display import Displayed
 
 if TYPE_CHECKING:

@@ -181,7 +181,7 @@ class Snapshots(Displayed, Sequence[Snapshot]):
 
 def headlines(run: RunDir) -> list[Verdict]:
     """Return the verdicts with which the page of a run begins."""
-    from ..report.run_history import read_runs
+    from ..findings.run_history import read_runs
     from ..report.verdicts import verdicts
 
     (history,) = read_runs([run])

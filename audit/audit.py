@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import RunError, UsageError
+from ..findings.formatting import without_shared_folder
 from ..metrics.weight_kinship import Kinship, births, kinships
-from ..report.text import without_shared_folder
 from .checkpoint import Judged, Member, Same, in_few_words, listed, read_content
 from .mixed_weights import say_mixed
 from .training_order import Direction, missing_places

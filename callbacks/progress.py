@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
-from ..findings.numbers import format_value
+from ..findings.formatting import format_value
 from ..measure.records import Snapshot
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity

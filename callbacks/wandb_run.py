@@ -20,11 +20,11 @@ from typing_extensions import TypedDict
 from ..errors import RunError, UsageError
 from ..files import one_line, read_json, write_json
 from ..findings.chain_links import peaks_by_block
+from ..findings.run_history import PROBES, arrays_of, measured_probes
 from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot
 from ..metrics.quantities import by_block
 from ..metrics.quantity import AXES
-from ..report.run_history import PROBES, arrays_of, measured_probes
 from .config import LogConfig
 
 # ---------------------------------------------------------------- snapshots as loggers with pictures show them

@@ -10,10 +10,10 @@ from math import inf, isfinite, isnan, nan
 import numpy as np
 
 from ..measure.records import Snapshot
-from .history import RunHistory
+from .formatting import in_prose
 from .learning import knows_its_data
-from .numbers import in_prose
 from .quantities_by_block import Profile, blocks_in_words
+from .run_history import RunHistory
 from .thresholds import threshold
 from .verdict import Group, Tone, Verdict, array_of, at_step, is_measured, over_training, scalar
 

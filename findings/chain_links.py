@@ -10,10 +10,10 @@ import numpy as np
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
 from .attention_sink import ON_PROBE, Sink, SinkReading, chain_group, leading_group
-from .history import RunHistory
+from .formatting import format_value, in_prose
 from .massive_channel import Writer, dominance_by_block, massive_pairs, rises
-from .numbers import format_value, in_prose
 from .quantities_by_block import Profile, in_block
+from .run_history import RunHistory
 from .thresholds import threshold
 from .verdict import (
     Group,

@@ -21,8 +21,8 @@ from ..files import finite_or_nan
 from ..metrics.quantities import LOGGED, MEASURED, SECTIONS, over_training
 from ..metrics.quantity import Quantity
 from ..yaml_files import parse_yaml
-from .history import RunHistory
-from .numbers import format_value
+from .formatting import format_value
+from .run_history import RunHistory
 
 _NO_CONFIG = ("name", "run_dir")
 """Fields that say where a run is kept, not what it is."""

@@ -11,10 +11,10 @@ from ..files import finite_or_nan
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
 from .attention_sink import SinkReading
-from .history import RunHistory
+from .formatting import in_prose
 from .massive_channel import dominance_by_block
-from .numbers import in_prose
 from .quantities_by_block import Profile
+from .run_history import RunHistory
 from .verdict import Group
 
 

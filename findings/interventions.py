@@ -7,7 +7,7 @@ import numpy as np
 from ..measure.intervention_kinds import Ablation, Intervention
 from ..measure.interventions import Intervened
 from ..models.observe import in_ranges
-from .numbers import in_prose
+from .formatting import in_prose
 from .thresholds import threshold
 
 #: A share of key 0's attention from which another key gets as much.

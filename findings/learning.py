@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import isfinite, isnan, nan
 
 from ..files import finite_or_nan
-from .history import RunHistory
-from .numbers import in_prose
+from .formatting import in_prose
+from .run_history import RunHistory
 from .thresholds import threshold
 from .verdict import Tone, Verdict
 

@@ -8,8 +8,8 @@ from math import isfinite, isnan, nan, sqrt
 from ..files import finite_or_nan, one_line
 from ..measure.records import Snapshot
 from ..metrics.weight_kinship import LEAST_COSINE
-from .history import RunHistory
-from .numbers import in_prose, p_in_prose
+from .formatting import in_prose, p_in_prose
+from .run_history import RunHistory
 from .thresholds import threshold
 from .verdict import Tone, Verdict, at_step, is_measured, over_training, scalar
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..files import finite_or_nan
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
-from .history import RunHistory
+from .run_history import RunHistory
 
 
 def enumerated(parts: Sequence[str]) -> str:

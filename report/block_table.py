@@ -6,16 +6,15 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from ..files import strict
-from ..findings.history import RunHistory
+from ..findings.formatting import format_value
+from ..findings.run_history import PROBES, RunHistory
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED, by_block
 from ..metrics.quantity import Column, Quantity
 from ..models.exchange.gguf_header import kinds_in_words
-from .run_history import PROBES
 from .table import Column as TableColumn
 from .table import Table
 from .terminal import say
-from .text import format_value
 from .verdicts import printed, snapshot_verdicts
 
 _ON_TEXT_TOO = ("sink", "gradient")

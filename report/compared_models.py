@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from ..files import atomic_path, strict, write_json, write_text
+from ..findings.formatting import format_value, without_shared_folder
 from ..measure.model_pairs import AllPairs, Compared, Line
 from .charts.specs import CurvePanel, MatrixPanel, Series
 from .csv_files import LabelledArray, to_csv
@@ -20,7 +21,6 @@ from .pictures.saving import save_png
 from .pictures.several_models import draw_layer_matrices
 from .table import Column, Table
 from .terminal import say
-from .text import format_value, without_shared_folder
 
 #: KL in nats per token up to which two models predict alike: float32's rounding.
 _SAME_KL = 1e-5

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..errors import UsageError
 from ..files import atomic_path, csv_text
+from ..findings.formatting import one_line
 from ..metrics.quantity import CSV_COLUMNS
-from .text import one_line
 
 COLUMNS = tuple(CSV_COLUMNS)
 """Columns of the CSV files, in their order; a file has those that its picture needs (docs/run-directory.md)."""

@@ -14,6 +14,8 @@ import numpy as np
 
 from ..errors import UsageError
 from ..files import atomic_path
+from ..findings.formatting import format_value, shorten
+from ..findings.run_history import read_runs
 from ..measure.records import RunDir
 from .charts.scales import DEPTH, Scale, tick_text
 from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, axis_title
@@ -34,10 +36,8 @@ from .charts.stills import (
 from .pictures.axes import turned_names
 from .pictures.point_labels import spread_apart
 from .pictures.style import BASE_SIZE, INK, PAPER, THEME, figure_style, pale_to_full
-from .run_history import read_runs
 from .sections.chain import sections_over_training
 from .sections.training_view import TrainingView
-from .text import format_value, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

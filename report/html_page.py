@@ -17,6 +17,7 @@ from filelock import FileLock
 from ..files import remove_leftovers, write_text
 from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group
 from ..findings.chain_links import LINKS_BY_BLOCK, peak_of
+from ..findings.formatting import format_value, printable
 from ..findings.glossary import explained
 from ..findings.verdict import Group, scalar
 from ..measure.records import RunDir, Snapshot
@@ -25,7 +26,6 @@ from .csv_files import check_data_folder, data_folder, write_csv_files
 from .pictures.style import RUN_COLOURS, THEME
 from .sections.chain import LINKS
 from .sections.section import Section, csv_texts
-from .text import format_value, printable
 
 
 def write_page(out: Path, sections: Iterable[Section], make: Callable[[str], str]) -> None:

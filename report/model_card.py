@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..findings.formatting import format_value, one_line
 from ..measure.records import RunDir, Snapshot, metrics_by_step, step_of
 from ..metrics.quantities import LOGGED
 from ..models.config import ModelConfig, dotted
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.parameter_shapes import n_idle, parameter_shapes
 from .table import Column, Table
-from .text import format_value, one_line
 from .verdicts import of_snapshot
 
 _LOAD = """```python

@@ -13,6 +13,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ..findings.formatting import format_value, without_shared_folder
+from ..findings.run_history import RunHistory, read_runs
 from ..measure.model_pairs import Compared
 from ..measure.records import RunDir, Snapshot
 from .charts.specs import ChartPanel
@@ -20,7 +22,6 @@ from .charts.stills import still
 from .compared_models import compared_sentence, model_matrices
 from .html_page import render
 from .pictures.style import GRID, INK, MUTED, RUN_COLOURS, THEME
-from .run_history import RunHistory, read_runs
 from .sections.declared import Link
 from .sections.preference import PERSISTENCE, PREFERENCE
 from .sections.section import Section
@@ -32,7 +33,6 @@ from .sections.training_view import TrainingView
 from .sections.value_aggregation import AGGREGATION
 from .snapshot_table import table_columns, table_of_snapshots
 from .table import Table
-from .text import format_value, step_in_words, without_shared_folder
 from .verdicts import (
     MARKS,
     KeyFigure,
@@ -89,7 +89,7 @@ def snapshot_html(snapshot: Snapshot, name: str = "") -> str:
     def section(link: Link, shown: Section) -> None:
         link.in_snapshot(view, shown)
 
-    title = " · ".join(filter(None, [name, step_in_words(snapshot.step, history.start)]))
+    title = " · ".join(filter(None, [name, history.start.step_in_words(snapshot.step)]))
     pictures = _first_pictures(_OF_SNAPSHOT, section, view)
     return _render(title, of_snapshot(snapshot), pictures, sentences=snapshot_verdicts(history))
 

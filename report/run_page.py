@@ -18,22 +18,21 @@ from ..findings.compared_runs import (
     paired_differences,
     signed,
 )
-from ..findings.history import Start, start_of_all
+from ..findings.formatting import MISSING, counted, format_value, printable
 from ..findings.inactive_sections import why_inactive
+from ..findings.run_history import RunHistory, Start, read_runs, start_of_all
 from ..measure.records import RunDir
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, render_page
 from .charts.run_panels import panels_of_runs, steps_are_wide
 from .charts.specs import ChartPanel, CurvePanel, PageRun, RankingPanel
 from .charts.stills import run_variable
 from .html_page import navigation, write_page
-from .run_history import RunHistory, read_runs
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
 from .sections.training_view import PICTURED, TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import table_columns, table_of_snapshots
 from .table import Column, Table
-from .text import MISSING, counted, format_value, printable, step_in_words
 from .verdicts import Verdict, legend_of_marks, of_run, verdicts
 
 _MOST_PAIRS = 6
@@ -128,7 +127,7 @@ def about_run(run: RunHistory) -> str:
     if last > 0:
         seen = (run.last.summary.get("tokens") if run.last else None) or 0
         parts.append(f"{last:,} steps" + (f", {counted(seen)} tokens seen" if seen else ""))
-    if not_measured := run.folder.read_not_measured():
+    if not_measured := run.not_measured:
         step, reason = next(iter(not_measured.items()))
         others = f", and {_number_of(len(not_measured) - 1, 'step')} more" if len(not_measured) > 1 else ""
         parts.append(f"not measured: step {step:,} ({reason}){others}")
@@ -328,7 +327,7 @@ def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
         if page.is_file() and page.is_relative_to(out.resolve().parent):
             links.append(
                 (
-                    step_in_words(snapshot.step, run.start) or "snapshot",
+                    run.start.step_in_words(snapshot.step) or "snapshot",
                     page.relative_to(out.resolve().parent).as_posix(),
                 )
             )

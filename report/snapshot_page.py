@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..files import find_folder
+from ..files import find_folder, finite_or_nan
 from ..findings.chain_links import peaks_by_block
+from ..findings.formatting import format_value, printable
+from ..findings.run_history import RunHistory
 from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot
 from ..models.exchange.gguf_header import kinds_in_words
 from .charts.chart_page import page_styles
 from .charts.stills import still
 from .html_page import navigation, render, write_page
-from .run_history import RunHistory
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
-from .text import finite_or_nan, format_value, printable, step_in_words
 from .verdicts import MARKS, legend_of_marks, of_snapshot, snapshot_verdicts
 
 
@@ -41,7 +41,7 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
     found = snapshot_verdicts(history)
     values: dict[str, Any] = {
         "name": name,
-        "when": step_in_words(snapshot.step, history.start),
+        "when": history.start.step_in_words(snapshot.step),
         "verdicts": found,
         "marks": {tone: mark for tone, (mark, _) in MARKS.items()},
         "legend": legend_of_marks(found),

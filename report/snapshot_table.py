@@ -10,12 +10,12 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
+from ..findings.formatting import format_value
+from ..findings.run_history import RunHistory, declared_quantities, read_runs, row_key
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
-from .run_history import RunHistory, declared_quantities, read_runs, row_key
 from .table import Cell, Column, Table, broken
-from .text import format_value
 from .verdicts import printed, verdicts
 
 _LINEAGE = ("seedprint_z", "seedprint_log10_p")

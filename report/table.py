@@ -22,9 +22,8 @@ from rich.table import Table as ConsoleTable
 from rich.text import Text
 
 from ..files import csv_text
-from ..findings.numbers import in_ascii
+from ..findings.formatting import MISSING, format_value, in_ascii, one_line, shorten, shorten_middle
 from .terminal import say
-from .text import MISSING, format_value, one_line, shorten, shorten_middle
 
 Kind = Literal["name", "text", "prose", "token", "number"]
 

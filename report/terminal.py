@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..errors import UsageError
 from ..files import user_path
-from ..findings.numbers import in_ascii
+from ..findings.formatting import in_ascii
 from ..time_left import Pace, duration
 
 Kind = Literal["page", "picture"]

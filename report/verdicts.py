@@ -8,18 +8,17 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ..files import finite_or_nan
 from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group, position_or_token, sink
 from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, peak_of, rank
-from ..findings.history import BIRTH, Start
+from ..findings.formatting import format_p, format_value, in_ascii
 from ..findings.learning import loss, missing_quantities
 from ..findings.massive_channel import dominance_by_block
-from ..findings.numbers import in_ascii
+from ..findings.run_history import BIRTH, RunHistory, Start
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
 from ..findings.verdict import Tone, Verdict, scalar
 from ..measure.records import Snapshot
 from ..metrics.quantities import LOGGED, MEASURED, SECTIONS
-from .run_history import RunHistory
-from .text import finite_or_nan, format_p, format_value
 
 # ---------------------------------------------------------------- figures below the title
 

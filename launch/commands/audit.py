@@ -37,8 +37,8 @@ def run(options: Namespace) -> int:
     from ...audit.audit import audit
     from ...audit.checkpoint import find_members, listed_but_absent
     from ...audit.report import as_json, print_audit, write_audit_page
+    from ...findings.formatting import shorten
     from ...report.terminal import bar, out_file, print_json, print_written
-    from ...report.text import shorten
 
     page = None if options.out is None else out_file(options.out, "page")
     members = find_members(options.suite)

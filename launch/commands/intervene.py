@@ -252,8 +252,8 @@ def _by_dose(found: Intervened) -> Table:
 
 def _by_block(found: Intervened, number: int, i: int) -> Table:
     """Build the table of one key by block, without and with the intervention."""
+    from ...findings.formatting import format_value
     from ...report.table import Column, Table
-    from ...report.text import format_value
 
     key, alone, changed = found.keys[i], found.passes[0], found.passes[number]
 

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from ...files import write_text
+from ...findings.formatting import in_prose
 from ...findings.glossary import TERMS
-from ...findings.numbers import in_prose
 from ...findings.thresholds import THRESHOLDS
 from ...metrics.quantities import LOGGED, MEASURED, SECTIONS
 from ...metrics.quantity import Quantity

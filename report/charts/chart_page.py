@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from ...findings.formatting import printable
 from ..html_page import render
 from ..pictures.style import DEPTH
 from ..table import Table
-from ..text import printable
 from .scales import CIVIDIS
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel, Series
 from .stills import step_share, still

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...files import finite_or_nan
+from ...findings.formatting import format_value, one_line, shorten
+from ...findings.run_history import GROUPS, PROBES, RunHistory, arrays_of
 from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import AXES, AxisName
-from ..run_history import GROUPS, PROBES, RunHistory, arrays_of
 from ..sections.preference import ranks
 from ..sections.snapshot_view import drawn_positions
 from ..sections.training import evaluated, in_words
 from ..sections.training_view import AVERAGED, control_label, thin
 from ..sections.value_aggregation import positive_ratio
-from ..text import finite_or_nan, format_value, one_line, shorten
 from .specs import LOOKS, ChartPanel, CurvePanel, HeatmapPanel, Look, Ranking, RankingPanel, Series
 
 _TOP = 10  # tokens of a ranking

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...findings.numbers import counted, format_value, power_text
+from ...findings.formatting import counted, format_value, power_text
 from ..pictures.axes import AROUND_ZERO, on_axis
 from ..pictures.style import DEPTH
 

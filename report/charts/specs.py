@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...findings.formatting import one_line
 from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
-from ..text import one_line
 
 Look = Literal["solid", "dashed", "dotted", "control", "band", "dots"]
 """Look of a line. ``control`` is the grey level for comparison, ``band`` the area from its negative to itself, ``dots``

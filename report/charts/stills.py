@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from ...findings.formatting import format_value, shorten
 from ..pictures.panels import blocks_of_change, least_and_greatest
 from ..pictures.point_labels import place_labels, spread_apart
 from ..pictures.style import RUN_COLOURS
-from ..text import format_value, shorten
 from .scales import CIVIDIS, Scale, cell_colour, depth_colour, fitting_scale, png_of_cells, tick_text
 from .specs import (
     ChartPanel,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...findings.numbers import format_value, power_text
+from ...findings.formatting import format_value, power_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...findings.formatting import format_value, shorten
 from ...metrics.seedprint import Fingerprint
-from ..text import format_value, shorten
 from .axes import add_colour_bar, turned_names, whole_ticks
 from .panels import MAX_PANELS
 from .style import (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...files import write_text
+from ...findings.formatting import without_shared_folder
 from ...findings.interventions import dose_in_words, intervention_in_words
 from ...measure.interventions import Intervened
 from ...measure.loss_by_position import LengthResult
@@ -17,7 +18,6 @@ from ...measure.quantised.cost import QuantisedCost
 from ..charts.specs import CurvePanel, Series
 from ..csv_files import LabelledArray, to_csv
 from ..figure import save_panel, save_panels
-from ..text import without_shared_folder
 from .saving import save_png
 from .style import REFERENCE, add_legend, in_figure_style, legend_line, new_figure, run_colour
 

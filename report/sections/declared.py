@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from ...files import finite_or_nan
+from ...findings.formatting import format_value
+from ...findings.run_history import GROUPS, RunHistory, measured_probes
 from ...metrics.quantities import LOGGED
 from ...metrics.quantity import AXES, Quantity
 from ..charts.specs import Drawn
 from ..csv_files import LabelledArray
-from ..run_history import GROUPS, RunHistory, measured_probes
 from ..table import Column, Table
-from ..text import finite_or_nan, format_value
 from .section import Listing, Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, drawn_positions, levels
 from .training_view import BlockValues, TrainingView, arrays_at, control_label

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...findings.formatting import format_value
 from ...findings.massive_channel import massive_pairs
 from ...findings.quantities_by_block import blocks_in_words, in_block
+from ...findings.run_history import PROBES, measured_probes
 from ...findings.verdict import Group
 from ...metrics.quantities import MEASURED
 from ..charts.specs import CurvePanel, Drawn, Series
 from ..csv_files import LabelledArray
-from ..run_history import PROBES, measured_probes
 from ..table import Column, Table
-from ..text import format_value
 from .declared import Link
 from .section import Listing, Section
 from .snapshot_view import LISTED, Arrays, SnapshotView, draw_by_block, drawn_positions

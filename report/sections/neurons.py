@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
+from ...findings.run_history import PROBES, arrays_of, measured_probes
 from ...metrics.quantities import MEASURED
 from ..charts.specs import CurvePanel, Drawn, Series
 from ..csv_files import LabelledArray
-from ..run_history import PROBES, arrays_of, measured_probes
 from ..table import Column, Table
 from .declared import Link
 from .section import Listing, Section

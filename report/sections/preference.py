@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 
+from ...files import finite_or_nan
+from ...findings.formatting import one_line
+from ...findings.run_history import RunHistory
 from ...metrics.rankings import places
 from ..charts.specs import CurvePanel, Drawn, Series
 from ..csv_files import LabelledArray
-from ..run_history import RunHistory
 from ..table import Column, Table
-from ..text import finite_or_nan, one_line, step_in_words
 from .declared import Link
 from .section import Listing, Section
 from .snapshot_view import Arrays, SnapshotView
@@ -136,7 +137,7 @@ def favourites(run: RunHistory) -> list[Table]:
             | ({} if elsewhere is None else {"other": float(elsewhere[token["id"]])})
             for token in snapshot.summary.get("top_tokens", [])[:_FAVOURITES]
         ]
-        when = step_in_words(snapshot.step, run.start)
+        when = run.start.step_in_words(snapshot.step)
         title = (f"Now, {when}" if when else "Now") if now else run.start.at.capitalize()
         columns = [*_TOKEN_COLUMNS[:1], Column(title, "token", key="text"), *_TOKEN_COLUMNS[1:]]
         if elsewhere is not None:

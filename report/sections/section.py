@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...findings.history import Start
+from ...findings.formatting import printable
+from ...findings.run_history import Start
 from ..charts.specs import Drawn
 from ..csv_files import LabelledArray, to_csv
 from ..table import Table
-from ..text import printable
 
 
 @dataclass(frozen=True)

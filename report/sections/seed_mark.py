@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ...files import finite_or_nan
+from ...findings.run_history import RunHistory
 from ..charts.specs import Drawn
 from ..csv_files import LabelledArray
-from ..run_history import RunHistory
-from ..text import finite_or_nan
 from .declared import Link
 from .section import Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, levels

@@ -7,13 +7,14 @@ from functools import partial
 
 import numpy as np
 
+from ...files import finite_or_nan
+from ...findings.formatting import format_value, one_line
+from ...findings.run_history import PROBES, RunHistory, arrays_of, measured_probes
 from ...metrics.declarations.sinks import n_judged_keys
 from ...metrics.quantities import MEASURED
 from ..charts.specs import Drawn, HeatmapPanel, Series
 from ..csv_files import LabelledArray
-from ..run_history import PROBES, RunHistory, arrays_of, measured_probes
 from ..table import Column, Table
-from ..text import finite_or_nan, format_value, one_line
 from .declared import Link
 from .section import Listing, Section
 from .snapshot_view import Arrays, SnapshotView, block_and_head, drawn_positions, head_lines

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ...findings.history import BIRTH, Start
+from ...findings.run_history import BIRTH, PROBES, Start, arrays_of, declared_quantities, measured_probes, of_probe
 from ...measure.records import Snapshot
 from ...metrics.quantity import Quantity
 from ..charts.specs import ChartPanel, Drawn, on_one_scale
 from ..csv_files import LabelledArray
 from ..pictures.panels import blocks_of_change
-from ..run_history import PROBES, arrays_of, declared_quantities, measured_probes, of_probe
 from .section import Picture, Section
 
 Arrays = Mapping[str, np.ndarray]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...files import finite_or_nan
+from ...findings.run_history import RunHistory
 from ...metrics.quantities import LOGGED, MEASURED, SECTIONS
-from ..run_history import RunHistory
-from ..text import finite_or_nan
 from .declared import Link
 from .section import Section
 from .training_view import AVERAGED, Curve, TrainingView, last_step, level_of

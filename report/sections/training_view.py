@@ -7,14 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...findings.history import Start, start_of_all
+from ...files import finite_or_nan
+from ...findings.run_history import (
+    GROUPS,
+    PROBES,
+    RunHistory,
+    Start,
+    arrays_of,
+    declared_quantities,
+    of_probe,
+    start_of_all,
+)
 from ...metrics.quantities import LOGGED
 from ...metrics.quantity import Quantity
 from ..charts.specs import ChartPanel, Drawn, on_one_scale
 from ..csv_files import LabelledArray
 from ..pictures.panels import blocks_of_change
-from ..run_history import GROUPS, PROBES, RunHistory, arrays_of, declared_quantities, of_probe
-from ..text import finite_or_nan
 from .section import Picture, Section
 
 PICTURED = 3

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...findings.run_history import PROBES, arrays_of, measured_probes
 from ...measure.records import Snapshot
 from ...metrics.quantities import MEASURED
 from ..charts.specs import Drawn
 from ..csv_files import LabelledArray
-from ..run_history import PROBES, arrays_of, measured_probes
 from .declared import Link
 from .section import Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, drawn_positions, head_lines, levels

@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from ...files import write_text
+from ...findings.formatting import format_value
 from ...metrics.seedprint import LEVEL, level_z
 from ...report.charts.chart_page import Block, Heading, Panels, Prose, render_page
 from ...report.charts.specs import MatrixPanel
@@ -19,7 +20,6 @@ from ...report.pictures.several_models import FULL_Z, PALE_Z
 from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, add_legend, in_figure_style, legend_line, new_figure
 from ...report.table import Column, Table
 from ...report.terminal import bar, say
-from ...report.text import format_value
 from ...study.lineage.answer import FINGERPRINT_COLUMNS, describe_test, fingerprint_cells
 from ...study.lineage.calibration import KinRate
 from ...study.runner import Failure, Outputs, end_study, run_as_asked

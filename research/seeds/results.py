@@ -11,9 +11,9 @@ import numpy as np
 from scipy import stats
 
 from ...errors import UsageError
+from ...files import finite_or_nan
+from ...findings.run_history import join_rows
 from ...measure.records import metrics_by_step
-from ...report.run_history import join_rows
-from ...report.text import finite_or_nan
 from ...study.study_file import Reader, ScaledStudy, read_scaled_study, where
 from ...study.trials import Trial, make_trial
 from ...trainer.config_file import read_config
@@ -220,7 +220,7 @@ FIGURES = {
     "overlap_10": ("top-10 overlap", ("overlap_10",)),
     "rank_persistence": ("preference ρ", ("rank_persistence",)),
 }
-"""Figure → its words, and the scalars of a row (report/run_history.py) at the end of a run, of which the first
+"""Figure → its words, and the scalars of a row (findings/run_history.py) at the end of a run, of which the first
 that is there counts."""
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from rich.console import Console
 
 from ...files import write_text
+from ...findings.formatting import MISSING, format_value
 from ...report.charts.chart_page import Block, Fold, Heading, Prose, render_page
 from ...report.pictures.saving import save_both
 from ...report.pictures.style import INK, MUTED, RUN_COLOURS, add_legend, in_figure_style, legend_line, new_figure
 from ...report.table import Column, Table
-from ...report.text import MISSING, format_value
 from ...study.runner import Failure, Outputs, end_study, leaves_results, run_as_asked
 from ...study.study_file import StudyRequest
 from ...study.table import Kind

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...findings.formatting import shorten
 from ...report.pictures.axes import count_formatter, log_axis, no_ticks
 from ...report.pictures.saving import save_both
 from ...report.pictures.style import (
@@ -20,7 +21,6 @@ from ...report.pictures.style import (
     legend_line,
     run_colour,
 )
-from ...report.text import shorten
 from .results import ArmResult, Spread, task_loss
 from .trials import ArmStudy
 

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from rich.console import Console
 
 from ...files import write_text
-from ...findings.numbers import in_prose
+from ...findings.formatting import MISSING, format_value, in_prose
 from ...findings.thresholds import threshold
 from ...measure.config import SnapshotConfig
 from ...metrics.quantities import MEASURED
@@ -20,7 +20,6 @@ from ...report.charts.chart_page import Block, Fold, Heading, Html, Panels, Pros
 from ...report.charts.specs import CurvePanel, PageRun, Point, ScatterPanel, Series
 from ...report.pictures.style import RUN_COLOURS
 from ...report.table import Column, Table, broken
-from ...report.text import MISSING, format_value
 from ..trial_lock import failed_runs
 from ..trials import Trial
 from .figure import Family, families

@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ...files import finite_or_nan
+from ...findings.run_history import join_rows, row_key
 from ...findings.thresholds import threshold
 from ...measure.records import MetricsLog, Snapshot, metrics_by_step
 from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import Quantity
-from ...report.run_history import join_rows, row_key
-from ...report.text import finite_or_nan
 from ..trials import Trial
 from .trials import ArmStudy
 
@@ -29,7 +29,7 @@ class Figure(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Name in a row (report/run_history.py)."""
+        """Name in a row (findings/run_history.py)."""
         return f"text_{self.quantity.name}" if self.probe == "text" else row_key(self.quantity.name)
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from ...files import write_text
-from ...findings.numbers import in_prose, p_in_prose
+from ...findings.formatting import format_p, in_prose, p_in_prose, shorten, without_shared_folder
 from ...findings.thresholds import threshold
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
@@ -24,7 +24,6 @@ from ...report.csv_files import check_data_folder, data_folder, write_csv_files
 from ...report.pictures.several_models import FULL_Z, PALE_Z, clustered
 from ...report.table import Cell, Column, Table
 from ...report.terminal import say
-from ...report.text import format_p, shorten, without_shared_folder
 from ...trainer.by_name.model_names import AnySource
 from .calibration import KinRate, NullRates
 from .comparison import ComparedModels, ModelPair, describe_probe

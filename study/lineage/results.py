@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from ...files import write_text
+from ...findings.formatting import format_value
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states
 from ...metrics.seedprint import LEVEL, Fingerprint, Verdict
 from ...report.table import Cell, Column, Table
-from ...report.text import format_value
 from ...trainer.by_name.model_names import open_source
 from ...trainer.devices import device
 from .answer import FINGERPRINT_COLUMNS, fingerprint_cells

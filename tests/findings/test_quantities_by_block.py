@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birthmark.findings.history import BIRTH, PRETRAINED, RunHistory
 from birthmark.findings.massive_channel import massive_pairs, rises
 from birthmark.findings.quantities_by_block import Profile, blocks_in_words, stretches
+from birthmark.findings.run_history import BIRTH, PRETRAINED, RunHistory
 from birthmark.measure.records import MetricsLog, RunDir, Snapshot
 from birthmark.report.block_table import print_snapshot
 from birthmark.report.verdicts import of_snapshot, snapshot_verdicts, verdicts

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from birthmark.findings.history import RunHistory
+from birthmark.findings.formatting import in_ascii, p_in_prose
 from birthmark.findings.inactive_sections import why_inactive
-from birthmark.findings.numbers import in_ascii, p_in_prose
+from birthmark.findings.run_history import RunHistory
 from birthmark.findings.thresholds import THRESHOLDS
 from birthmark.measure.records import MetricsLog, RunDir, Snapshot
 from birthmark.report.verdicts import verdicts

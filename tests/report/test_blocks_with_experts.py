@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from birthmark.data.probes import random_probe
+from birthmark.findings.run_history import RunHistory
 from birthmark.measure.measurement import measure
 from birthmark.measure.records import Snapshot
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
 from birthmark.report.charts.stills import Across, x_ticks
-from birthmark.report.run_history import RunHistory
 from birthmark.report.run_page import about_run
 from birthmark.report.sections.neurons import NEURONS
 from birthmark.report.sections.snapshot_view import SnapshotView

@@ -17,12 +17,12 @@ from pages import rows, values
 import birthmark.report
 from birthmark.errors import RunError, UsageError
 from birthmark.files import atomic_path, read_json, read_sealed_json, write_sealed_json, write_text
+from birthmark.findings.formatting import printable
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.figure import save_figure
 from birthmark.report.run_page import build_report, build_run_pages, summarise
 from birthmark.report.sections.preference import ranks
-from birthmark.report.text import printable
 
 pytestmark = pytest.mark.heavy
 

@@ -16,7 +16,7 @@ from pages import values
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError
 from birthmark.files import write_json, write_text
-from birthmark.findings.numbers import format_value
+from birthmark.findings.formatting import format_value
 from birthmark.launch.cli import main
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.records import RunDir, Snapshot

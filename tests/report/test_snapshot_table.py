@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from birthmark.files import write_json, write_text
+from birthmark.findings.formatting import MISSING, format_p, format_value
+from birthmark.findings.run_history import read_runs
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
-from birthmark.report.run_history import read_runs, snapshot_rows
 from birthmark.report.run_page import summarise
 from birthmark.report.snapshot_table import print_table
-from birthmark.report.text import MISSING, format_p, format_value
 from birthmark.report.verdicts import lineage_figure, of_run
 
 BIAS = {
@@ -43,7 +43,7 @@ def printed(run, **settings):
 
 
 def test_rows_join_snapshots_and_losses_by_step(run):
-    rows = snapshot_rows(run)
+    rows = read_runs([run])[0].rows
     assert [(r["step"], r["label"]) for r in rows] == [(0, "birth"), (100, "step"), (123456, "end")]
     assert [r["val_loss"] for r in rows] == [None, 2.5, None]  # never a neighbour's
     assert (rows[1]["train_loss"], rows[1]["val_bits_per_byte"], rows[1]["val_loss_trigger"]) == (2.0, 1.25, None)
@@ -71,7 +71,7 @@ def test_the_lineage_test_comes_first_and_is_said_in_words(run):
     text = printed(run, width=100)
     row = next(line for line in text.splitlines() if line.split()[:1] == ["100"])
     assert row.split()[:5] == ["100", "2.500", "33.8", "(-1.1)", "0.512"]
-    (figure,) = lineage_figure(snapshot_rows(run))  # the newest step with a snapshot
+    (figure,) = lineage_figure(read_runs([run])[0].rows)  # the newest step with a snapshot
     assert figure == ("Lineage", "z 33.8", "against its own birth; p 2.6·10⁻²⁵⁰; against other births at most -1.1")
     # The newest test could not be made: neither the one before nor its own strangers stand in for it.
     assert "The lineage test could not be made at step 150; strangers at most 0.5." in " ".join(text.split())
@@ -177,7 +177,7 @@ def test_an_arrow_leads_from_a_birth_where_there_is_one(run, tmp_path):
     # What a run with --init_from starts from is no birth.
     write_json(run.birth, {"digest": "0" * 64, "init_seed": 0, "n_params": 1, "init_from": "a/model"})
     assert ratio_of(run) == ("12.35 → 12.35", "V · max p̄, the model it started from → now; 1 is none")
-    assert [row["label"] for row in snapshot_rows(run)] == ["start", "step", "end"]
+    assert [row["label"] for row in read_runs([run])[0].rows] == ["start", "step", "end"]
     (told,) = summarise([run])["runs"]
     assert (told["init_seed"], told["init_from"], told["rows"][0]["label"]) == (None, "a/model", "start")
     # Attached late: the first snapshot is no birth either.

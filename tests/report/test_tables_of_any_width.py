@@ -10,12 +10,12 @@ import pytest
 from markupsafe import Markup
 from rich.console import Console
 
+from birthmark.findings.run_history import read_runs
 from birthmark.measure.model_pairs import AllPairs, Compared
 from birthmark.measure.records import Snapshot
 from birthmark.report.block_table import print_snapshot
 from birthmark.report.charts.chart_page import render_page
 from birthmark.report.compared_models import print_compared
-from birthmark.report.run_history import snapshot_rows
 from birthmark.report.snapshot_table import print_table as print_snapshots
 from birthmark.report.table import Cell, Column, Table
 
@@ -156,5 +156,5 @@ def test_a_column_of_snapshots_is_in_the_table_or_said_to_be_left_out(width, lef
     text = console.file.getvalue()
     assert ("no room for" in text) == left_out
     assert ("controls" in text) == left_out
-    losses = [row["val_loss"] for row in snapshot_rows(run) if row["val_loss"] is not None]
+    losses = [row["val_loss"] for row in read_runs([run])[0].rows if row["val_loss"] is not None]
     assert missing_in(text, "step", "sink", *(f"{loss:.3f}" for loss in losses)) == []

@@ -2,9 +2,9 @@
 
 import csv
 
+from birthmark.findings.run_history import read_runs
 from birthmark.measure.records import append_metrics
 from birthmark.report.charts.run_panels import panels_of_runs
-from birthmark.report.run_history import read_runs
 from birthmark.report.sections.chain import sections_over_training
 from birthmark.report.sections.section import csv_texts
 from birthmark.report.sections.training_view import TrainingView

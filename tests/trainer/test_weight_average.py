@@ -5,9 +5,9 @@ import torch
 from quiet_runs import logged, run, same_weights, up_to, weights
 
 from birthmark.errors import UsageError
+from birthmark.findings.run_history import read_runs
 from birthmark.launch.cli import main
 from birthmark.report.charts.run_panels import panels_of_runs
-from birthmark.report.run_history import read_runs
 from birthmark.report.sections.section import Section
 from birthmark.report.sections.seed_mark import _direction_over_training
 from birthmark.report.sections.training import _loss_over_training

@@ -1,4 +1,4 @@
-"""Numbers as people read them, in sentences, tables, pages and on the terminal: one way of writing for all of them.
+"""Numbers and names as people read them, in sentences, tables, pages and on the terminal: one way of writing for all.
 
 A number has a zero before its point, commas between thousands, and powers of ten as ``1.2·10⁻⁵``.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from os.path import commonprefix
+from typing import Any
 
 MISSING = "–"
 """The mark in place of a missing number."""
@@ -98,3 +101,33 @@ def in_ascii(text: str) -> str:
     for symbol, letters in _SYMBOLS.items():
         plain = plain.replace(symbol, letters)
     return plain.encode("ascii", "backslashreplace").decode()
+
+
+# ---------------------------------------------------------------- texts and names
+
+
+def printable(text: Any) -> str:
+    """Escape all characters that do not print: token texts and file names may hold anything."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def one_line(text: Any) -> str:
+    """Format a token's text as one printable line."""
+    return printable(text).replace("\n", "\\n")
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return ``text``, cut to ``limit`` characters with an ellipsis at the end if it is longer."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shorten_middle(text: str, limit: int) -> str:
+    """Return ``text``, with its middle replaced by an ellipsis if it is longer than ``limit`` characters."""
+    kept = max(limit - 1, 0)
+    return text if len(text) <= limit else f"{text[: kept // 2]}…{text[len(text) - (kept - kept // 2) :]}"
+
+
+def without_shared_folder(names: Sequence[str]) -> list[str]:
+    """Strip the folders that all names have in common."""
+    shared = commonprefix(list(names)).rpartition("/")[0]  # noqa: RUF071, ends at a whole folder
+    return [name.removeprefix(f"{shared}/") if shared else name for name in names]

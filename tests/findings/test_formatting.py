@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birthmark.findings.numbers import MISSING, format_value, in_ascii, in_prose
+from birthmark.findings.formatting import MISSING, format_value, in_ascii, in_prose
 
 
 def read(text):
