@@ -177,13 +177,6 @@ def test_what_is_kept_of_tables_belongs_to_their_bad_rows(suffix, allowed, open_
                 shards(most)
 
 
-def test_more_bad_rows_than_are_allowed_are_found_before_anything_that_is_kept(open_table, tmp_path):
-    path = lines(tmp_path / "a.jsonl", {3: b"{", 5: b"{"})
-    assert len(texts(open_table(path, max_bad_rows=2))) == len(ROWS) - 2
-    with pytest.raises(UsageError, match=r"a\.jsonl: line 6 is no JSON"):
-        open_table(path, max_bad_rows=1).content_hash()
-
-
 def test_the_content_hash_of_tables_without_bad_rows(open_table, tmp_path):
     """It is the same whatever is allowed; another table, although of the same bytes, is one without its bad row."""
     whole, damaged = lines(tmp_path / "a.jsonl", {}), lines(tmp_path / "b.jsonl", {5: b"{"})
@@ -229,7 +222,3 @@ def test_a_damaged_file_among_several_is_named(suffix, open_table, tmp_path):
     paths[1].write_bytes(b"no table at all" * 9)
     with pytest.raises(UsageError, match=rf"2\.{suffix}: damaged \(.*copy it again, or leave it out$"):
         texts(open_table(*paths, max_bad_rows=3))
-
-
-def test_fewer_than_none():
-    assert DataConfig(max_bad_rows=-1).problems() == ["data.max_bad_rows: -1 is below 0; 0 allows none"]

@@ -128,18 +128,8 @@ _IN_MEMORY = _Memory(np.arange(64))
 )
 def test_ranks_and_micro_batches_make_the_global_batch(world_size, micro_batch_size, accumulation):
     source = TokenWindows(_IN_MEMORY, 5, 64, data_seed=1)
-    ranks = [
-        MicroBatches(
-            source,
-            first_step=2,
-            last_step=5,
-            sizes=BatchSizes(24),
-            micro_batch_size=micro_batch_size,
-            rank=rank,
-            world_size=world_size,
-        )
-        for rank in range(world_size)
-    ]
+    steps = {"first_step": 2, "last_step": 5, "sizes": BatchSizes(24), "micro_batch_size": micro_batch_size}
+    ranks = [MicroBatches(source, rank=rank, world_size=world_size, **steps) for rank in range(world_size)]
     batches, weights = [list(rank) for rank in ranks], [rank.shares(2).weights(rank.rank) for rank in ranks]
     assert all(len(of_rank) == 3 * accumulation for of_rank in batches)
     assert all(len(of_rank) == accumulation for of_rank in weights)
@@ -197,18 +187,8 @@ def test_loader_workers_keep_the_order(make_tokens, num_workers):
 @pytest.mark.parametrize("first_step", [0, 1, 4, 7])
 def test_a_ramp_repeats_and_skips_no_sample_from_any_step_on(world_size, first_step):
     sizes, micro_batch_size = BatchSizes(8, BatchRamp(2, 3, 11)), 3
-    ranks = [
-        MicroBatches(
-            _source(),
-            first_step=first_step,
-            last_step=10,
-            sizes=sizes,
-            micro_batch_size=micro_batch_size,
-            rank=rank,
-            world_size=world_size,
-        )
-        for rank in range(world_size)
-    ]
+    steps = {"first_step": first_step, "last_step": 10, "sizes": sizes, "micro_batch_size": micro_batch_size}
+    ranks = [MicroBatches(_source(), rank=rank, world_size=world_size, **steps) for rank in range(world_size)]
     batches = [iter(rank) for rank in ranks]
     seen = []
     for step in range(first_step, 10):

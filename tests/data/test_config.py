@@ -17,6 +17,8 @@ def test_all_problems_are_listed_at_once(tmp_path):
         "val_fraction": 1.0,
         "text_field": "",
         "cache_dir": "",
+        "max_bad_rows": -1,
+        "timeout_s": 0,
         "n_workers": -1,
         "verify": "maybe",
     }

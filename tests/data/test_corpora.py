@@ -171,12 +171,17 @@ def test_no_entry_is_left_out_unsaid(entries, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_changes_while_it_is_read(folder):
-    corpus = open_corpus(config(folder))
+@pytest.mark.parametrize("most_whole", [1 << 20, 100])
+def test_a_file_that_changes_while_it_is_read(tmp_path, tokenizer, monkeypatch, most_whole):
+    """A short one, which is read whole, and a long one, in blocks."""
+    monkeypatch.setattr(text_files, "_MOST_WHOLE", most_whole)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name * 500)
+    corpus = open_corpus(config(tmp_path))
     corpus.content_hash()
-    (folder / "part0" / "file00.txt").write_text("changed")
-    with pytest.raises(RunError, match=r"file00\.txt: changed"):
-        list(corpus.documents())
+    (tmp_path / "a.txt").write_text("c" * 500)
+    with pytest.raises(RunError, match=r"a\.txt: changed"):
+        list(encode_documents(corpus.documents(), tokenizer))
 
 
 @pytest.mark.parametrize("n_files", [1, 3])
@@ -200,17 +205,6 @@ def test_long_files_are_read_in_blocks_as_short_ones_whole(tmp_path, tokenizer, 
     monkeypatch.setattr(encode, "_BATCH_CHARS", 3000)
     assert parts() == whole
     assert ids() == ids_of_whole
-
-
-def test_a_long_file_that_changes_while_it_is_read(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(text_files, "_MOST_WHOLE", 100)
-    for name in "ab":
-        (tmp_path / f"{name}.txt").write_text(name * 500)
-    corpus = open_corpus(config(tmp_path))
-    corpus.content_hash()
-    (tmp_path / "a.txt").write_text("c" * 500)
-    with pytest.raises(RunError, match=r"a\.txt: changed"):
-        list(encode_documents(corpus.documents(), tokenizer))
 
 
 def test_the_survey_of_a_large_corpus_is_kept_until_a_file_changes(folder, tmp_path, monkeypatch):

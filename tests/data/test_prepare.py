@@ -1,13 +1,10 @@
 import json
-import os
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
@@ -50,14 +47,6 @@ def test_record_is_json_and_adds_up(config, folder):
     assert 0 < record["unigram_entropy"] < np.log(300) + 1
     assert data.groups == {}
     assert data.token_texts([0, 1000]) == ["<|endoftext|>", "[1000]"]
-
-
-def test_preparing_twice_is_preparing_once(config):
-    first = prepare(config, vocab_size=300, seq_len=16)
-    before = {path: path.stat().st_mtime_ns for path in Path(config.cache_dir).rglob("*")}
-    second = prepare(config, vocab_size=300, seq_len=16)
-    assert second.record == first.record
-    assert {path: path.stat().st_mtime_ns for path in Path(config.cache_dir).rglob("*")} == before
 
 
 def test_validation_text_is_unseen_by_the_tokenizer(config, folder):
@@ -138,33 +127,3 @@ def test_fields_of_tables_are_read_of_some_source_or_of_evaluation_texts(config,
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     searched = replace(config, decontaminate=str(tmp_path / "rows.jsonl"), text_field="body", n_workers=1)
     assert prepare(searched, vocab_size=300, seq_len=16).record["decontaminate"]["n_grams"] > 0
-
-
-def test_problems_are_reported_together():
-    with pytest.raises(UsageError) as error:
-        prepare(DataConfig(path="/nowhere/at/all", val_fraction=2.0), vocab_size=300, seq_len=16)
-    assert "data.path" in str(error.value)
-    assert "data.val_fraction" in str(error.value)
-
-
-@pytest.fixture
-def word_tokenizer(tmp_path):
-    """A tokenizer of whole words: a large corpus takes seconds, where a BPE takes a minute."""
-    words = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "[UNK]": 1, "def": 2, "self": 3}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
-    words.save(str(tmp_path / "words.json"))
-    return tmp_path / "words.json"
-
-
-@pytest.mark.heavy
-def test_the_whole_standard_library(tmp_path, word_tokenizer):
-    config = DataConfig(cache_dir=str(tmp_path), tokenizer=str(word_tokenizer))
-    data = prepare(config, vocab_size=300, seq_len=128)
-    assert data.record["bytes"]["train"] > 10e6
-    assert data.record["documents"]["val"] > 1
-    assert sum(data.record["bytes"].values()) == open_corpus(config).n_bytes
-    start = time.perf_counter()
-    again = prepare(config, vocab_size=300, seq_len=128)
-    assert time.perf_counter() - start < 5
-    assert again.record == data.record
-    assert str(Path(os.__file__).parent) not in json.dumps(data.record)

@@ -259,13 +259,6 @@ def test_a_line_that_can_be_no_row_is_not_read(tmp_path, open_table, monkeypatch
         list(open_table(path).documents())
 
 
-def test_pickles_are_not_read(tmp_path, open_table):
-    path = tmp_path / "evil.pkl"
-    path.write_bytes(b"cos\nsystem\n(S'touch evil'\ntR.")
-    with pytest.raises(UsageError, match="no known kind"):
-        open_table(path)
-
-
 def test_unreachable_hub_is_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"^data\.path: cannot load 'hf:nobody/nothing:config'") as error:
         open_corpus(DataConfig(path="hf:nobody/nothing:config", cache_dir=str(tmp_path))).content_hash()

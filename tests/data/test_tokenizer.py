@@ -100,26 +100,23 @@ def test_unigram_tokenizer_of_another_family(tmp_path):
     assert tokenizer.token_texts([2, 3, 4, 1]) == ["␣the", "␣", "\\n", "</s>"]
 
 
+def test_vocabulary_with_holes():
+    content = json.loads(BPE.content)
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 500, "content": "<far>"})
+    tokenizer, raw = TextTokenizer(json.dumps(content).encode()), Tokenizer.from_str(json.dumps(content))
+    assert tokenizer.vocab_size >= 321
+    assert tokenizer.token_texts([tokenizer.vocab_size - 1]) == ["<far>"]
+    assert tokenizer.ids.tolist() == [i for i in range(1000) if raw.id_to_token(i) is not None]
+
+
 def test_padding_truncation_and_templates_of_the_file_are_not_applied(tmp_path):
     raw = Tokenizer.from_str(BPE.content.decode())
     raw.enable_truncation(4)
     raw.enable_padding(length=64)
     raw.post_processor = processors.TemplateProcessing(f"{END_OF_TEXT} $A", None, [(END_OF_TEXT, 0)])
-    path = tmp_path / "padded.json"
-    raw.save(str(path))
-    texts = ["short", TEXTS[0]]
-    plain = TextTokenizer(BPE.content).encode(texts)
-    assert all(np.array_equal(a, b) for a, b in zip(TextTokenizer.load(path).encode(texts), plain, strict=True))
-
-
-def test_vocabulary_with_holes(tmp_path):
-    content = json.loads(BPE.content)
-    content["added_tokens"].append({**content["added_tokens"][0], "id": 500, "content": "<far>"})
-    path = tmp_path / "holes.json"
-    path.write_text(json.dumps(content))
-    tokenizer = TextTokenizer.load(path)
-    assert tokenizer.vocab_size >= 321
-    assert tokenizer.token_texts([tokenizer.vocab_size - 1]) == ["<far>"]
+    raw.save(str(tmp_path / "padded.json"))
+    found = TextTokenizer.load(tmp_path / "padded.json").encode(["short", TEXTS[0]])
+    assert all(np.array_equal(a, b) for a, b in zip(found, BPE.encode(["short", TEXTS[0]]), strict=True))
 
 
 def test_no_end_of_text():
@@ -230,11 +227,3 @@ def test_bos_that_is_no_token(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": "yes"}')
     with pytest.raises(RunError, match=r"tokenizer_config\.json: damaged \(add_bos_token"):
         TextTokenizer.load(tmp_path / "tokenizer.json")
-
-
-def test_ids_are_those_that_have_a_token(tmp_path):
-    content = json.loads(BPE.content)
-    content["added_tokens"].append({**content["added_tokens"][0], "id": 500, "content": "<far>"})
-    tokenizer = TextTokenizer(json.dumps(content).encode())
-    raw = Tokenizer.from_str(json.dumps(content))
-    assert tokenizer.ids.tolist() == [i for i in range(1000) if raw.id_to_token(i) is not None]
