@@ -28,7 +28,7 @@ def test_all_problems_are_listed_at_once(tmp_path):
 
 
 def test_paths(tmp_path):
-    text, table, odd = tmp_path / "a.txt", tmp_path / "b.parquet", tmp_path / "c.exe"
+    text, table, odd = tmp_path / "a.txt", tmp_path / "b.parquet", tmp_path / "c.pkl"
     for path in (text, table, odd):
         path.write_text("x")
 
@@ -37,7 +37,7 @@ def test_paths(tmp_path):
 
     assert problems(str(text), str(tmp_path)) == []
     assert problems(str(table)) == []
-    assert "c.exe" in problems(str(odd))[0]
+    assert "c.pkl' is of no known kind" in problems(str(odd))[0]
     assert ".parquet, .txt" in problems(str(text), str(table))[0]
     assert "'stdlib' in a list" in problems("stdlib", str(text))[0]
     assert "empty" in problems()[0]

@@ -75,15 +75,6 @@ def test_a_wrong_request_is_one_line_and_status_2_and_nothing_is_written(case, t
     assert not target.exists()
 
 
-def test_a_wrong_config_file_is_one_line_and_status_2(tmp_path, capsys):
-    """Other mistakes in one: tests/trainer/test_config_file.py."""
-    file = tmp_path / "bad.yaml"
-    file.write_text("model: {attention: headnorm}")
-    status, lines = said(capsys, "pretrain", f"--config={file}", f"--run_dir={tmp_path / 'run'}")
-    assert (status, len(lines)) == (2, 1)
-    assert "bad.yaml: model.attention is 'headnorm'" in lines[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -139,17 +130,6 @@ def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys,
     with no_page():
         assert main(["pretrain", f"--config={tiny_file}", "--trainer.checkpoint_every=1"]) == 0
     assert "resumed at step 2" in capsys.readouterr().out
-
-
-def test_the_stored_config_is_the_run(tiny_file, tmp_path, capsys, no_page):
-    first, second = tmp_path / "first", tmp_path / "second"
-    with no_page():
-        assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={first}", "--optim.lr=0.003"]) == 0
-        assert main(["pretrain", f"--config={first / 'config.yaml'}", f"--run_dir={second}"]) == 0
-    records = [json.loads((run / "birth.json").read_text())["digest"] for run in (first, second)]
-    assert records[0] == records[1]
-    finals = [RunDir(run).snapshots()[-1].bias for run in (first, second)]
-    assert finals[0] == finals[1]
 
 
 def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys, no_page):

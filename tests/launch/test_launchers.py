@@ -400,8 +400,3 @@ def test_a_usage_error_is_seen_before_any_process_starts(arguments, expected, ca
     assert main(["launch", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
-
-
-@pytest.mark.parametrize("file", ["torchrun.sh", "deepspeed.sh", "slurm.sbatch"])
-def test_the_files_are_shell(file):
-    assert subprocess.run(["bash", "-n", LAUNCH / file]).returncode == 0

@@ -40,6 +40,8 @@ from birthmark.trainer.config_file import read_config
         ("snapshot.top_k", 0),
         ("snapshot.sink_epsilon", 1.0),
         ("snapshot.probes", ["text"]),
+        ("snapshot.steps", [4, 0]),
+        ("snapshot.factor", 1.0),
         ("data.val_fraction", 1.0),
     ],
 )

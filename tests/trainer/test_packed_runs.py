@@ -109,9 +109,3 @@ def test_a_packed_run_goes_on_where_it_stopped(tiny, fields, tmp_path):
 def test_what_padding_would_mislead_is_refused(tiny, fields, model, field):
     with pytest.raises(UsageError, match=rf"^data\.packing documents with {field.replace('.', '[.]')}.*give concat"):
         tiny(fields | model)
-
-
-def test_the_record_says_how_much_is_padding(tiny, fields):
-    data = prepare(tiny(fields).data, vocab_size=280, seq_len=tiny().model.max_seq_len)
-    every = data.train.batch(0, data.train.n_samples)
-    assert data.record["padding"] == pytest.approx(np.mean(every < 0))

@@ -185,11 +185,6 @@ def test_a_factor_asks_for_its_rounded_powers(factor):
     assert {step for step in range(5000) if config.asks(step)} == powers
 
 
-def test_steps_that_cannot_be_are_refused():
-    problems = SnapshotConfig(steps=[4, 0], factor=1.0).problems()
-    assert [problem.split(":")[0] for problem in problems] == ["snapshot.steps has 0", "snapshot.factor is 1"]
-
-
 def test_validation_is_the_mean_over_the_first_windows(tiny, tmp_path):
     config = tiny()
     done = run(config, tmp_path / "run")

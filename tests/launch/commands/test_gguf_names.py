@@ -14,18 +14,9 @@ from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.gguf_file import write_gguf
 from birthmark.models.exchange.pretrained import write_pretrained
 
+_SIZES = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 48, "vocab_size": 270, "max_seq_len": 24}
 #: Its norm_eps is a number that GGUF's float32 holds.
-MODEL = ModelConfig(
-    d_model=32,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    d_ff=48,
-    vocab_size=270,
-    max_seq_len=24,
-    mlp="swiglu",
-    norm_eps=2**-16,
-)
+MODEL = ModelConfig(**_SIZES, mlp="swiglu", norm_eps=2**-16)
 TEXT = "hello world, some other text here. " * 400
 
 
@@ -68,31 +59,18 @@ def test_a_snapshot_is_that_of_the_folder(models, capsys, tmp_path, more):
 @pytest.mark.parametrize(
     "command",
     [
-        ("compare", "{gguf}", "{hf}", "--n_sequences", "8", "--seq_len", "8"),
-        ("quantise", "{gguf}", "--data", "{text}", "--seq_len", "8", "--n_sequences", "4"),
-        (
-            "intervene",
-            "{gguf}",
-            "--kind",
-            "mask",
-            "--layer",
-            "1",
-            "--position",
-            "3",
-            "--n_sequences",
-            "4",
-            "--seq_len",
-            "12",
-        ),
-        ("length", "{gguf}", "--data", "{text}", "--to", "24", "--n_sequences", "2"),
-        ("fingerprint", "{gguf}", "{hf}", "--n_inputs", "40", "--seq_len", "8"),
+        "compare {gguf} {hf} --n_sequences 8 --seq_len 8",
+        "quantise {gguf} --data {text} --seq_len 8 --n_sequences 4",
+        "intervene {gguf} --kind mask --layer 1 --position 3 --n_sequences 4 --seq_len 12",
+        "length {gguf} --data {text} --to 24 --n_sequences 2",
+        "fingerprint {gguf} {hf} --n_inputs 40 --seq_len 8",
     ],
-    ids=lambda command: command[0],
+    ids=lambda command: command.split()[0],
 )
 def test_commands_take_a_file(models, capsys, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     names = {"gguf": models / "m.gguf", "hf": models / "hf", "text": models / "text.txt"}
-    assert shown(capsys, *(word.format(**names) for word in command))
+    assert shown(capsys, *(word.format(**names) for word in command.split()))
 
 
 def test_an_audit_sees_that_a_file_and_a_folder_hold_the_same_weights(models, capsys):
@@ -129,20 +107,19 @@ def test_export_writes_what_transformers_opens(models, capsys, tmp_path, word_to
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("words", "line"),
     [
-        (("export", "{m}/m.gguf", "{t}/o", "--gguf"), "--gguf: {m}/m.gguf is a GGUF model, and leaves as"),
-        (("export", "{m}/m.gguf", "{t}/o", "--step", "3"), "--step 3: {m}/m.gguf is no run's folder; leave --step out"),
-        (("snapshot", "{m}/none.gguf"), "{m}/none.gguf: no such file; give a GGUF file that is there"),
-        (("sample", "{m}/none.gguf"), "{m}/none.gguf: no such file; give a GGUF file that is there"),
-        (("describe", "{m}/none.gguf"), "{m}/none.gguf: no such file; give a GGUF file that is there"),
-        (("adapt", "{m}/none.gguf", "--adapter.kind", "lora"), "--init_from {m}/none.gguf: no such file"),
-        (("sample", "{t}"), "{t}: neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"),
+        ("export {m}/m.gguf {t}/o --gguf", "--gguf: {m}/m.gguf is a GGUF model, and leaves as"),
+        ("export {m}/m.gguf {t}/o --step 3", "--step 3: {m}/m.gguf is no run's folder; leave --step out"),
+        ("snapshot {m}/none.gguf", "{m}/none.gguf: no such file; give a GGUF file that is there"),
+        ("describe {m}/none.gguf", "{m}/none.gguf: no such file; give a GGUF file that is there"),
+        ("adapt {m}/none.gguf --adapter.kind lora", "--init_from {m}/none.gguf: no such file"),
+        ("sample {t}", "{t}: neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"),
     ],
 )
-def test_wrong_requests_are_one_line(models, capsys, tmp_path, arguments, line):
+def test_wrong_requests_are_one_line(models, capsys, tmp_path, words, line):
     names = {"m": models, "t": tmp_path}
-    told = shown(capsys, *(word.format(**names) for word in arguments), status=2)
+    told = shown(capsys, *(word.format(**names) for word in words.split()), status=2)
     assert line.format(**names) in told
     assert told.count("\n") == 1
 
@@ -172,22 +149,10 @@ def test_sample_takes_the_likeliest_tokens_of_transformers(models, capsys, word_
 
 
 def test_a_run_starts_from_a_file(models, capsys, tmp_path):
-    options = {
-        "init_from": models / "m.gguf",
-        "data.path": models / "text.txt",
-        "data.cache_dir": tmp_path / "cache",
-        "run_dir": tmp_path / "run",
-        "model.max_seq_len": 16,
-        "trainer.max_steps": 1,
-        "trainer.device": "cpu",
-        "trainer.micro_batch_size": 2,
-        "trainer.global_batch_size": 2,
-        "trainer.val_sequences": 2,
-        "snapshot.n_sequences": 2,
-        "snapshot.seq_len": 8,
-        "snapshot.n_strangers": 0,
-        "log.wandb": "off",
-    }
-    shown(capsys, "pretrain", *(f"--{name}={value}" for name, value in options.items()))
+    places = {"init_from": models / "m.gguf", "data.path": models / "text.txt", "data.cache_dir": tmp_path / "cache"}
+    sizes = {"micro_batch_size": 2, "global_batch_size": 2, "val_sequences": 2, "max_steps": 1, "device": "cpu"}
+    small = places | {f"trainer.{name}": value for name, value in sizes.items()} | {"run_dir": tmp_path / "run"}
+    small |= {"model.max_seq_len": 16, "snapshot.enabled": False, "log.wandb": "off"}
+    shown(capsys, "pretrain", *(f"--{name}={value}" for name, value in small.items()))
     birth = json.loads((tmp_path / "run/birth.json").read_text())
     assert birth["init_from"] == str(models / "m.gguf")

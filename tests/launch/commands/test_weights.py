@@ -19,7 +19,7 @@ from birthmark.launch.commands.export import is_installed
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.models.exchange.pretrained import load_pretrained
-from birthmark.trainer.checkpoints.folder_io import find_checkpoint, load_model
+from birthmark.trainer.checkpoints.folder_io import load_model
 from birthmark.trainer.config_file import read_config
 
 WORDS = "the seed decides which token a newborn model likes and no corpus ever asks why it does"
@@ -68,16 +68,9 @@ def test_text_goes_on_from_a_prompt_and_the_seed_decides_it(trained, capsys):
     assert text("--temperature", "0") == text("--temperature", "0", "--seed", "5")
     assert text("--temperature", "5", "--top-k", "1") == text("--temperature", "0")
     assert text("--step", "20", "--temperature", "0") != text("--temperature", "0")
-
-
-def test_an_empty_prompt_begins_a_text(trained, capsys):
+    # Without a prompt a text begins.
     assert main(["sample", str(trained.path), "--max_tokens", "3"]) == 0
     assert capsys.readouterr().out.strip()
-
-
-def test_a_prompt_that_is_no_text_is_one_line(trained, capsys):
-    assert main(["sample", str(trained.path), "--prompt", "\udcff"]) == 2
-    assert "--prompt is not UTF-8" in capsys.readouterr().err
 
 
 def test_greedy_text_is_that_of_transformers(trained, tmp_path, capsys):
@@ -199,15 +192,6 @@ def test_a_birth_is_exported_by_its_run_or_its_config_and_seed(trained, tmp_path
         assert f"`{trained.read_birth()['digest']}`" in (tmp_path / out / "README.md").read_text()
 
 
-def test_the_demo_leaves_as_the_same_function(tmp_path):
-    assert main(["export", "demo@3", str(tmp_path / "demo")]) == 0
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "demo", attn_implementation="eager").eval()
-    ours = born(read_config("demo").model, 3).eval()
-    tokens_BT = torch.randint(4096, (2, 64), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        torch.testing.assert_close(ours(tokens_BT), theirs(tokens_BT).logits, atol=1e-5, rtol=1e-5)
-
-
 def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path, capsys, no_page):
     assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
     corpus = read_config(trained.config).data.path
@@ -251,6 +235,7 @@ def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys
         (["sample", str(trained.path), "--step", "7"], "has no checkpoint of step 7; there are: 20, 40"),
         (["sample", str(trained.path), "--temperature=-1"], "--temperature"),
         (["sample", str(trained.path), "--max_tokens", "0"], "--max_tokens"),
+        (["sample", str(trained.path), "--prompt", "\udcff"], "--prompt is not UTF-8"),
         (["export", str(trained.path), str(tmp_path / "taken")], "exists already"),
         (["export", str(trained.path), str(tmp_path / "new"), "--dtype", "int8"], "dtype"),
         (
@@ -281,11 +266,3 @@ def test_an_arm_that_transformers_lacks_leaves_with_its_code_moments_and_all(tmp
     assert found.keys() == trained.keys()
     assert "blocks.0.attn.aggregate.rho.square_H" in found
     assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
-
-
-def test_the_command_writes_text_in_a_process_of_its_own(trained, python):
-    command = [python, "-m", "birthmark.launch.cli", "sample", str(trained.path), "--prompt", "a newborn"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("a newborn")
-    assert done.stderr == ""
-    assert find_checkpoint(trained, None) == trained.checkpoint(40)

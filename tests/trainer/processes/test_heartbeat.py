@@ -7,15 +7,13 @@ import signal
 import socket
 import subprocess
 import threading
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from quiet_runs import config_file, ranks_of
+from quiet_runs import config_file
 
 from birthmark.errors import UsageError
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.trainer.processes.heartbeat import Fault, Post, RunningClock, find_fault, watched
 from birthmark.trainer.processes.joint_failure import PHASES
 from birthmark.trainer.processes.process_group import collective_timeout
@@ -274,31 +272,3 @@ def test_torch_waits_longer_than_any_phase_may_take(timeout_s):
 def test_an_impossible_limit_is_refused(tiny, timeout_s):
     with pytest.raises(UsageError, match=r"trainer\.timeout_s is"):
         tiny({"trainer.timeout_s": timeout_s})
-
-
-# ---------------------------------------------------------------- under torchrun
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero3"])
-def test_torchrun_ends_when_a_process_is_stopped(tiny, tmp_path, torchrun, strategy, rank):
-    file, run = tmp_path / "config.yaml", RunDir(tmp_path / "run")
-    config_file(file, tiny(fields_of(strategy)))
-    launcher = torchrun("-m", "birthmark.launch.cli", "pretrain", "--config", file, "--run_dir", run.path)
-    try:
-        while launcher.poll() is None and len(read_metrics(run.metrics)) < 60:
-            time.sleep(0.1)
-        pids = ranks_of(run.path)
-        os.kill(pids[rank], signal.SIGSTOP)
-        stopped = time.monotonic()
-        _, errors = launcher.communicate(timeout=120)
-        seconds = time.monotonic() - stopped
-    finally:
-        launcher.kill()
-    assert launcher.returncode == 1
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
-    (line,) = re.findall("^birthmark: .*", errors, re.MULTILINE)
-    print(f"{strategy}, rank {rank}: all ended {seconds:.1f} s after SIGSTOP: {line}")
-    assert re.search(rf"rank {rank} on host {HOST} has not answered for \d+ s, last seen in [\w -]+ \(step \d+\)", line)
-    assert seconds < TIMEOUT_S + 30
