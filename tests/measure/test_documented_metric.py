@@ -42,10 +42,6 @@ def run(code, tiny, tmp_path_factory, no_page):
     return RunDir(folder / "run")
 
 
-def test_it_is_short(code):
-    assert len([line for line in code.splitlines() if line.strip()]) <= 30
-
-
 def test_it_is_in_every_snapshot(run, tiny):
     config = tiny()
     first, last = run.snapshots()

@@ -29,10 +29,15 @@ def test_shares_by_position_are_those_of_the_routers_choices(half):
     found = measure(half, PROBE, batch_size=5)
     handle.remove()
     chosen_NTK = torch.cat(logits).argsort(-1, descending=True)[..., :2].numpy()
-    for name, positions in (("first", chosen_NTK[:, :1]), ("others", chosen_NTK[:, 1:])):
-        shares = np.bincount(positions.ravel(), minlength=4) / positions.size
-        np.testing.assert_allclose(found.arrays[f"expert_share_{name}"][1], shares)
-        assert np.isnan(found.arrays[f"expert_share_{name}"][0]).all()  # a dense block has none
+    shares_TE = np.stack([np.bincount(of_t.ravel(), minlength=4) / of_t.size for of_t in chosen_NTK.swapaxes(0, 1)])
+    others_E = shares_TE[1:].mean(0)
+    distance_T = np.abs(shares_TE - others_E).sum(-1) / 2
+    for name, expected in {
+        "expert_share_first": shares_TE[0], "expert_share_others": others_E, "routing_distance": distance_T,
+        "routing_first": distance_T[0], "routing_median": np.median(distance_T[1:]),
+    }.items():  # fmt: skip
+        np.testing.assert_allclose(found.arrays[name][1], expected, err_msg=name)
+        assert np.isnan(found.arrays[name][0]).all()  # a dense block has none
 
 
 def test_units_of_experts_are_counted_over_the_tokens_that_each_is_sent():

@@ -62,15 +62,6 @@ def test_hidden_states_of_less_precision_lose_nothing_beyond_their_own_rounding(
     np.testing.assert_allclose(result, explicit(h), atol=1e-6)
 
 
-def test_places_do_not_mix():
-    metric = Contraction(3, 8)
-    states = [hidden(5, 6, 8, seed=i, dtype=torch.float32, mean=i) for i in range(3)]
-    for place in (2, 0, 1):
-        metric.update(place, states[place])
-    for place, h in enumerate(states):
-        np.testing.assert_allclose([x[place] for x in metric.compute()], explicit(h), atol=2e-6)
-
-
 def test_hidden_states_of_one_direction_have_contracted_fully():
     h = hidden(1, 1, 32).expand(8, 5, 32) * torch.logspace(-3, 3, 5, dtype=torch.float64)[:, None]
     np.testing.assert_allclose(measured(h), (1.0, 1.0), atol=1e-6)
@@ -100,10 +91,6 @@ def test_a_zero_vector_has_cosine_zero_with_every_other(zeros, dtype):
     h[1, :3] = 0
     np.testing.assert_allclose(measured(h), explicit(h), atol=2e-6)
     np.testing.assert_allclose(measured(h, (1, 2)), explicit(h), atol=2e-6)
-
-
-def test_vectors_of_zeros_alone_have_no_contraction_to_speak_of():
-    assert measured(torch.zeros(3, 4, 8)) == (0, 0)
 
 
 def test_mean_pair_cosine_takes_numbers_of_vectors_as_tensors_too():

@@ -124,12 +124,6 @@ def test_a_pair_counts_once_however_many_sequences_have_it():
         assert (value.tolist(), position.tolist(), channel.tolist()) == ([[10, 5]], [[0, 4]], [[3, 1]])
 
 
-def test_the_list_is_no_longer_than_there_are_pairs():
-    result = measured([hidden(2, 1, 3)], k=50)[1]
-    assert result.value.shape == (1, 3)
-    assert sorted(result.channel[0]) == [0, 1, 2]
-
-
 def test_states_of_zeros_have_no_rank():
     assert np.isnan(measured([torch.zeros(2, 2, 4)])[2].effective_rank).all()
 

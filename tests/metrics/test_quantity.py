@@ -11,7 +11,7 @@ import pytest
 from birthmark.data.probes import random_probe
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.metrics.quantities import LOGGED, MEASURED, METRICS, SECTIONS, by_block, over_training, quantities_of
-from birthmark.metrics.quantity import AXES, LEVELS, Column, Quantity
+from birthmark.metrics.quantity import LEVELS, Column, Quantity
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 
@@ -134,11 +134,6 @@ def test_an_impossible_declaration_says_what_is_wrong(fields, message):
 def test_what_is_no_declaration_is_refused(value):
     with pytest.raises(ValueError, match="declares no quantity"):
         Quantity.from_json(value)
-
-
-def test_every_axis_has_a_letter_and_a_column():
-    assert {axis for q in MEASURED.values() for axis in q.axes} <= AXES.keys()
-    assert all(axis.letter and axis.column and axis.meaning for axis in AXES.values())
 
 
 def test_declarations_load_no_framework():

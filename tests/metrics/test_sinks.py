@@ -181,13 +181,6 @@ def test_squares_are_of_all_that_a_query_sees(monkeypatch, block):
     np.testing.assert_allclose(shares, (a**2).sum(-1) / np.abs(a).sum(-1) ** 2)
 
 
-def test_the_rate_counts_importance_strictly_above_epsilon():
-    """Two tokens of equal weights: key 0 has importance (1 + ½)/2 = .75, key 1 has .5."""
-    layers = [(torch.zeros(3, 1, 2, 4, dtype=torch.float64), torch.zeros(3, 1, 2, 4, dtype=torch.float64))]
-    for epsilon, expected in ((0.4, [100, 100]), (0.6, [100, 0]), (0.8, [0, 0])):
-        assert measured(layers, 2, 1.0, epsilon=epsilon).rate[0, 0].tolist() == expected
-
-
 # ----------------------------------------------------------------
 
 DOCUMENTS = np.array([[0] * 5 + [1] * 4 + [2] * 7, [0] * 10 + [1] * 6, [0] * 16])

@@ -28,14 +28,6 @@ class Sums(AdditiveMetric):
         return self.total / self.n
 
 
-def test_states_are_zeros_of_their_shape_and_type():
-    metric = Sums()
-    assert metric.total.shape == (2, 1000)
-    assert metric.total.dtype == torch.float64
-    assert (metric.n.shape, metric.n.dtype) == ((), torch.int32)
-    assert not metric.total.any()
-
-
 def test_no_second_copy_of_a_state_is_kept():
     """What torchmetrics remembers as defaults is a number each."""
     assert [default.untyped_storage().nbytes() for default in Sums()._defaults.values()] == [8, 4]

@@ -68,16 +68,6 @@ def test_equal_sequences_have_no_variance_however_they_are_split(dtype):
     assert (measured([o], (1, 3, 8), dtype=dtype).variance == 0).all()
 
 
-def test_a_constant_first_position_has_no_variance():
-    """A fixed BOS: σ²(0) is 0, never a small negative number."""
-    o = outputs(50, 2, 6, 4, dtype=torch.float32)
-    o[:, :, 0] = o[:1, :, 0]
-    variance, discrepancy = measured([o])
-    assert (variance >= 0).all()
-    np.testing.assert_allclose(variance[:, :, 0], 0, atol=1e-12)
-    np.testing.assert_allclose(discrepancy, 0, atol=1e-12)
-
-
 def test_one_sequence_has_no_variance():
     result = measured([outputs(1, 1, 4, 2)])
     assert np.isnan(result.variance).all()
