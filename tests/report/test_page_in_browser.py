@@ -1,6 +1,7 @@
 """The page of runs as a reader uses it, in a real browser: hover, scrub, choose, print, read without script."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from pages import values
 from birthmark.files import read_json, write_json, write_text
 from birthmark.report.charts.chart_page import Controls, PageRun, Panels, render_page
 from birthmark.report.charts.specs import CurvePanel, Series
-from birthmark.report.run_page import build_report
+from birthmark.report.run_page import build_report, summarise
 
 pytestmark = pytest.mark.heavy
 
@@ -267,12 +268,14 @@ def test_it_reads_without_script_and_in_print(one, open_page):
 def test_runs_with_little_to_show_open(tmp_path, make_run, open_page, steps):
     run = make_run(tmp_path / "run", steps=steps or (0,), losses=bool(steps))
     if not steps:
-        for file in run.snapshot(0).iterdir():
-            file.unlink()
-        run.snapshot(0).rmdir()
-    tab = open_page(write_report([run], tmp_path))
+        shutil.rmtree(run.snapshot(0))
+    page = write_report([run], tmp_path)
+    tab, text = open_page(page), page.read_text()
     assert "0.1.0" in tab.page.text_content("#birth")
     assert tab.page.locator("#scrub").count() == 0
+    assert ("No snapshots yet." in text) == (not steps)
+    assert ("No losses are recorded yet." in text) == (steps != (7,))
+    assert [row["step"] for row in summarise([run])["runs"][0]["rows"]] == [*steps]
 
 
 def test_what_is_not_a_number_is_a_gap(tmp_path, make_run, make_snapshot, open_page):

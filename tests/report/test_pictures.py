@@ -9,7 +9,7 @@ import pytest
 
 from birthmark.measure.records import Snapshot
 from birthmark.report.charts.specs import CurvePanel, Drawn, HeatmapPanel, MatrixPanel, Series
-from birthmark.report.charts.stills import lines_of, scales_of, still
+from birthmark.report.charts.stills import lines_of, still
 from birthmark.report.csv_files import LabelledArray
 from birthmark.report.figure import save_panel, save_panels
 from birthmark.report.pictures.point_labels import place_labels
@@ -56,14 +56,6 @@ def test_a_head_at_zero_counts_in_the_mean_and_leaves_the_range_of_the_others():
     assert [line.name for line in lines] == ["mean of heads", "least head", "largest head"]
     assert [line.y[0] for line in lines] == pytest.approx([8 / 17, 0.0, 0.5])
     assert {line.facet for line in lines} == {"block 1"}
-
-
-def test_what_is_zero_everywhere_is_a_line_at_zero_on_a_linear_axis():
-    panel = of_heads([0.0, 0.0])
-    lines = list(lines_of(panel))
-    assert [line.y.tolist() for line in lines] == [[0, 0, 0]] * 3
-    scale, _ = scales_of(panel, lines)
-    assert (scale.low, scale.high, scale.log) == (-2, 2, False)
 
 
 def test_a_block_that_was_not_seen_has_empty_cells():
