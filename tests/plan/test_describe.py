@@ -14,7 +14,7 @@ import transformers
 import birthmark
 from birthmark.launch.cli import main
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, ExpertsConfig, ModelConfig
+from birthmark.models.config import ExpertsConfig, ModelConfig
 from birthmark.plan.describe import describe
 from birthmark.trainer.config_file import read_config
 
@@ -122,11 +122,6 @@ def test_parts_add_up_and_memory_follows():
         ("optimizer", moments),
     ):
         assert description["memory"][part] == sum(t.nbytes for t in tensors), part
-
-
-def test_the_kernel_is_named():
-    assert "n_eff" in describe(ModelConfig(attention=AttentionConfig("calibrated")))["kernel"]
-    assert "n_eff" not in describe(ModelConfig())["kernel"]
 
 
 def test_7b_is_described_in_seconds_for_people_and_programs(capsys):

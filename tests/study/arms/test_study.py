@@ -2,14 +2,12 @@
 
 import csv
 import dataclasses
-import io
 import shutil
 from functools import partial
 
 import numpy as np
 import pytest
 import yaml
-from rich.console import Console
 
 from birthmark.errors import RunError, UsageError
 from birthmark.files import write_json, write_text
@@ -17,7 +15,7 @@ from birthmark.launch.cli import main
 from birthmark.measure.records import Snapshot, append_metrics
 from birthmark.metrics.quantity import Quantity
 from birthmark.study.arms.figure import families, study_figure
-from birthmark.study.arms.page import arms_page, markdown, notes, print_results, table_of, write_csv
+from birthmark.study.arms.page import arms_page, markdown, notes, table_of, write_csv
 from birthmark.study.arms.results import ARRAYS, read_results, spread
 from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.study.trials import check_stored, next_move
@@ -194,19 +192,6 @@ def write_run(trial, steps=(0, 3, 6), *, checkpoint=True, sink=0.5, text=True, v
         append_metrics(run.metrics, step, {"val/loss": 3.0 - step / 10})
     if checkpoint:
         run.checkpoint(steps[-1]).mkdir(parents=True)
-
-
-@pytest.mark.parametrize("width", [80, 100, 130, 160, 250])
-def test_a_console_shows_no_part_of_a_figure(width, write, tmp_path):
-    arms = {"plain": {}, "another_place_for_the_mass": {"model.attention.normaliser": "softmax_off_by_one"}}
-    study, trials = planned(write, tmp_path, arms=arms)
-    for trial in trials:
-        write_run(trial, normalised=0.5)
-    console = Console(width=width, file=io.StringIO())
-    print_results(study, read_results(study, trials), console)
-    text = console.file.getvalue()
-    assert "…" not in text
-    assert "0.500" in text
 
 
 def test_what_is_missing_is_a_dash_and_never_zero(write, tmp_path):

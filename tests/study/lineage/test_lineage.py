@@ -249,12 +249,6 @@ def test_kin_are_kin_and_strangers_are_strangers(rows):
     assert all("identity dimensions in common (of 3)" in row["reason"] for row in lost)
 
 
-def test_the_aggregated_signal_is_never_weaker_and_costs_a_factor_of_two(rows):
-    for alone, both in zip(of(rows, "published"), of(rows, "aggregated"), strict=True):
-        assert float(both["z"]) >= float(alone["z"])
-        assert float(both["log10_p"]) <= min(0, float(alone["log10_p"]) + np.log10(2)) + 1e-12
-
-
 def test_a_statistic_is_scipys_on_the_hidden_states_of_transformers(ready, rows, tmp_path):
     tokens = torch.from_numpy(random_probe(300, 200, 16, 0))
     hidden = []
