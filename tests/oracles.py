@@ -1,9 +1,11 @@
 """Oracles of several tests: observers that keep what a pass shows, and slow formulas on whole matrices."""
 
 import math
+from collections import Counter
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from birthmark.models.attention.config import SIMILARITIES
 from birthmark.models.attention.kv_cache import KeyValueCache
@@ -50,6 +52,43 @@ class Operators(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         self.note(function, args, result)
         return result
+
+
+def _nbytes(values):
+    """Bytes of the tensors among these, each once; an axis that repeats one element has one."""
+    tensors = {id(x): x for x in tree_leaves(values) if isinstance(x, torch.Tensor)}.values()
+    return sum(x[tuple(slice(None if step else 1) for step in x.stride())].nbytes for x in tensors)
+
+
+class Traffic(Operators):
+    """Operators that compute something and the bytes that they read and write, by name; views and allocations do
+    neither. A fused operator, one of Triton too, counts its inputs and outputs, as if what it keeps cost nothing.
+    """
+
+    FREE = (
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "detach", "alias",
+        "promote_types", "lift_fresh",
+    )  # fmt: skip
+    #: In place, without a look at what was there.
+    WRITES = ("copy_", "fill_", "zero_")
+
+    def __init__(self):
+        super().__init__(self._count)
+        self.operators, self.bytes = Counter(), Counter()
+
+    def _count(self, function, args, result):
+        name = function._schema.name.removeprefix("aten::")
+        if function.is_view or name in self.FREE:
+            return
+        # In place: read and written.
+        twice = args[0] if name.endswith("_") and name not in self.WRITES else None
+        self.operators[name] += 1
+        self.bytes[name] += _nbytes((args, result)) + _nbytes(twice)
+
+    @property
+    def total(self):
+        """Operators and gigabytes."""
+        return self.operators.total(), self.bytes.total() / 1e9
 
 
 def in_pieces(model, tokens_BT, sizes=(9, 1, 8, 1, 1)):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from oracles import Operators, Seen
+from oracles import Operators, Seen, Traffic
 from scipy import stats
 from slow_snapshot import differences, slow_quantities
 from torch import Tensor
@@ -162,16 +162,9 @@ def launched(n_layers, n_batches, **attention):
     shape = {"d_model": 32, "n_heads": 2, "vocab_size": 64, "max_seq_len": 64, "norm": "rmsnorm", "mlp": "swiglu"}
     config = ModelConfig(**shape, n_layers=n_layers, positions="rope", attention=AttentionConfig(**attention))
     probe_NT = np.random.default_rng(0).integers(0, 64, (2 * n_batches, 64))
-    launched = []
-
-    def note(function, *_):
-        # No views (a linear map's second operator is one), no allocations.
-        free = ("new_empty", "empty", "empty_like", "promote_types", "detach", "alias", "_unsafe_view")
-        launched.append(not function.is_view and function._schema.name.removeprefix("aten::") not in free)
-
-    with Operators(note):
+    with Traffic() as traffic:
         measure(born(config, 0).eval(), probe_NT, batch_size=2)
-    return sum(launched)
+    return traffic.operators.total()
 
 
 def test_a_block_of_an_observed_pass_has_few_operators():

@@ -35,7 +35,7 @@ def _joined(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> Tensor:
 
 def _apart(weights: Tensor, n_extra: int) -> tuple[Tensor, list[Tensor]]:
     n_keys = weights.shape[-1] - n_extra
-    return weights[..., :n_keys], [weights[..., [n_keys + i]] for i in range(n_extra)]
+    return weights[..., :n_keys], [weights[..., n_keys + i, None] for i in range(n_extra)]
 
 
 def softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
