@@ -128,7 +128,7 @@ def _update(module: PretrainModule, optimizer: torch.optim.Optimizer) -> None:
     """Run the update like the run does: norm of the whole gradient, clipping, the optimizer."""
     parameters = [p for p in module.model.parameters() if p.grad is not None]
     norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    if module.optim.grad_clip > 0:
+    if module.optim.grad_clip > 0 and not module.optim.clip_in_step:
         torch.nn.utils.clip_grads_with_norm_(parameters, module.optim.grad_clip, norm)
     try:
         optimizer.step()

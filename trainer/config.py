@@ -95,6 +95,10 @@ class OptimConfig:
     grad_clip: float = 1.0
     """Largest norm of the whole gradient; longer ones are scaled down to it. 0 turns clipping off."""
 
+    clip_in_step: bool = False
+    """For ``adamw``, but not under DeepSpeed: the fused step scales gradients as it reads them, and no pass over them
+    comes before it. The last bits differ: a quotient is rounded in place of a product."""
+
     z_loss: float = 0.0
     """Coefficient of the z-loss, the mean squared log-sum-exp of the logits, which is added to what training minimises
     and keeps logits near 0 (PaLM, arXiv 2204.02311: 1e-4). It has a curve of its own; losses stay the cross-entropy."""
@@ -137,6 +141,8 @@ class OptimConfig:
         if not self.eps > 0:
             found.append(f"optim.eps is {self.eps}: give a positive number")
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        if self.clip_in_step and not self.grad_clip:
+            found.append("optim.clip_in_step is true, but optim.grad_clip is 0, which clips nothing: leave one out")
         found += unread_fields("optimizer", OPTIMIZERS, self.name, vars(self), defaults)
         found += unread_fields("schedule", SCHEDULES, self.schedule, vars(self), defaults)
         return found
@@ -435,6 +441,10 @@ class RunConfig:
         problems += context_problems(*of_run, self.model)
         if (refused := optimizer_strategy_problem(self.optim.name, self.trainer.strategy)) is not None:
             problems.append(refused)
+        if self.optim.clip_in_step and STRATEGIES[self.trainer.strategy].engine:
+            problems.append(
+                f"optim.clip_in_step is true, but {self.trainer.strategy} clips in an engine of its own: leave it out"
+            )
         if self.trainer.val_sequences < len(self.data.sources):
             problems.append(
                 f"trainer.val_sequences is {self.trainer.val_sequences}, fewer than the {len(self.data.sources)} of "

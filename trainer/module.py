@@ -274,7 +274,10 @@ class PretrainModule(L.LightningModule):
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         self.see_gradient_norm(norm := full_tensor(norm))
-        if self.optim.grad_clip > 0:
+        if self.optim.clip_in_step:
+            # The divisor of torch's fused kernels; in place of clip_grads_with_norm_'s factor, with its offset.
+            optimizer.grad_scale = ((norm + 1e-6) / self.optim.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
+        elif self.optim.grad_clip > 0:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.optim.grad_clip, norm)
         self.guard.hold(optimizer, parameters, norm, wait=self.device.type == "cpu")
 

@@ -110,6 +110,50 @@ def test_the_table_names_the_whole_state_of_an_optimizer(name, beta1):
         assert all(torch.equal(state[key], next(iter(optimizer.state.values()))[key]) for key in row.replicated_state)
 
 
+@pytest.mark.parametrize("grad_clip", [1e-3, 2.4, 1e3])
+def test_a_step_that_clips_as_it_reads_gradients_is_clipping_and_a_step(grad_clip):
+    """Gradients end as clipped ones, up to the rounding of two operations; where nothing is clipped, to the bit."""
+    config = replace(TRAIN, grad_clip=grad_clip, clip_in_step=True)
+    module, twin = PretrainModule(born(PLAIN, 0), config, TrainerConfig()), born(PLAIN, 0)
+    optimizer = module.configure_optimizers()["optimizer"]
+    plain = torch.optim.AdamW(parameter_groups(twin, config.optimizer), lr=0.01, betas=(0.9, 0.95), fused=True)
+    batches, norms = torch.randint(0, 24, (5, 3, 9), generator=torch.Generator().manual_seed(1)), []
+    for batch in batches:
+        for model, its in ((module.model, optimizer), (twin, plain)):
+            its.zero_grad()
+            next_token_loss(model, batch).objective.backward()
+            if model is twin:
+                norms.append(float(torch.nn.utils.clip_grad_norm_(twin.parameters(), grad_clip)))
+            else:
+                module.loss_sum = torch.zeros(2)
+                module.configure_gradient_clipping(optimizer)
+            its.step()
+        for (name, p), expected in zip(module.model.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, expected.grad, rtol=1e-5, atol=1e-7, msg=name)
+            torch.testing.assert_close(p, expected, rtol=1e-5, atol=1e-5, msg=name)
+    assert [step.grad_norm for step in module.watch.take()] == pytest.approx(norms, rel=1e-4)
+    assert sum(norm > grad_clip for norm in norms) == {1e-3: 5, 2.4: 3, 1e3: 0}[grad_clip]
+    if grad_clip == 1e3:
+        assert all(map(torch.equal, module.model.parameters(), twin.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("optim", "strategy", "expected"),
+    [
+        (
+            {"clip_in_step": True, "name": "nadam"},
+            "single",
+            "clip_in_step is True, which optimizer nadam does not",
+        ),
+        ({"clip_in_step": True, "grad_clip": 0.0}, "single", "optim.grad_clip is 0, which clips nothing: leave one"),
+        ({"clip_in_step": True}, "zero2", "optim.clip_in_step is true, but zero2 clips in an engine of its own: leave"),
+    ],
+)
+def test_what_cannot_clip_in_its_step_says_so(optim, strategy, expected):
+    with pytest.raises(UsageError, match=expected):
+        RunConfig(optim=OptimConfig(**optim), trainer=TrainerConfig(strategy=strategy))
+
+
 def test_adafactor_keeps_rows_and_columns_and_learns():
     model, optimizer, _ = trained(replace(TRAIN, name="adafactor"), 8)
     state = optimizer.state[model.embed.weight]

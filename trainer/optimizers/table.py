@@ -67,8 +67,8 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class AdamW(OptimizerConfig):
-    """Adam with decoupled weight decay (arXiv 1711.05101)."""
+class Moments(OptimizerConfig):
+    """Base of those that keep a running mean of gradients and one of their squares."""
 
     beta1: float
     beta2: float
@@ -84,6 +84,13 @@ class AdamW(OptimizerConfig):
         """Key of the steps taken."""
         return ("step",)
 
+
+@dataclass(frozen=True)
+class AdamW(Moments):
+    """Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+    clip_in_step: bool = False
+
     @override
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
         from torch import optim
@@ -92,7 +99,7 @@ class AdamW(OptimizerConfig):
 
 
 @dataclass(frozen=True)
-class NAdam(AdamW):
+class NAdam(Moments):
     """Adam with Nesterov momentum (Dozat 2016, openreview OM0jvwB8jIp57ZJjtNEZ) and decoupled weight decay."""
 
     @property

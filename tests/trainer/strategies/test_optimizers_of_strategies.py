@@ -28,6 +28,8 @@ LEGS = {
     "adafactor": ["ddp", "single"],
     "muon": ["ddp", "fsdp2", "single"],
     "soap": ["ddp", "single"],
+    # The step of AdamW scales gradients to the norm, which is small here.
+    "clip": ["fsdp2", "ddp", "single"],
     # A batch that grows on the way, and with it the micro-batches of a step.
     "ramp": ["fsdp2", "ddp", "single"],
     # Adapters on a frozen model.
@@ -51,6 +53,7 @@ FIELDS = {
         "snapshot.gradients": "true",
         "trainer.keep_last": "null",
     },
+    "clip": {"optim.grad_clip": "0.02", "optim.clip_in_step": "true"},
     "ramp": {
         "trainer.micro_batch_size": "1",
         "trainer.batch_ramp.start": "2",
