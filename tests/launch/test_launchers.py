@@ -40,25 +40,39 @@ def environment(python):
     return functools.partial(environment_of, python)
 
 
-def test_torchrun_leaves_the_last_word_to_the_run_and_tries_no_usage_error_again(tmp_path, environment):
-    done = subprocess.run(
-        ["bash", LAUNCH / "torchrun.sh", "--config", tmp_path / "none.yaml"],
-        env=environment(NPROC="1", MAX_RESTARTS="3"),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
+@pytest.mark.parametrize(
+    ("command", "variables", "status", "expected"),
+    [
+        # The last word is the run's, and a usage error is not tried again.
+        (
+            "torchrun.sh --config none.yaml",
+            {"NPROC": "1", "MAX_RESTARTS": "3"},
+            2,
+            "birthmark: error: none.yaml: no such",
+        ),
+        (
+            *("torchrun.sh", {"NNODES": "2", "HEAD": "{host}", "NPROC": "1", "PET_RDZV_CONF": "join_timeout=1"}),
+            *(1, "birthmark: error: torchrun found no other nodes"),
+        ),
+        ("torchrun.sh", {"NNODES": "2"}, 1, "NNODES is 2: give HEAD"),
+        ("torchrun.sh", {"NPROC": "0"}, 2, "nproc_per_node is 0"),
+        ("torchrun.sh", {"NPROC": "1", "MAX_RESTARTS": "x"}, 2, "invalid int value: 'x'"),
+        ("torchrun.sh", {"NPROC": "1", "NNODES": "2:1", "HEAD": "127.0.0.1:1"}, 2, "min_nodes=2, max_nodes=1"),
+        ("torchrun.sh", {"NPROC": "1", "HEAD": "h:1"}, 2, "HEAD is h:1, one of several nodes: give NNODES too"),
+        ("deepspeed.sh", {"HOSTFILE": "{folder}/none"}, 2, "no such file"),
+        ("deepspeed.sh", {"HOSTFILE": "{folder}/hosts"}, 2, "line 1:node0 slots 8 is not"),
+    ],
+)
+def test_what_a_launch_file_cannot_start_is_one_line(
+    command, variables, status, expected, tmp_path, environment, free_port
+):
+    (tmp_path / "hosts").write_text("node0 slots 8\n")
+    given = {name: text.format(folder=tmp_path, host=f"127.0.0.1:{free_port()}") for name, text in variables.items()}
+    file, *words = command.split()
+    done = subprocess.run(["bash", LAUNCH / file, *words], env=environment(**given), capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("birthmark: error: ")
-    assert "none.yaml" in line
-
-
-def test_a_torchrun_that_finds_no_other_node_is_one_line(free_port, environment):
-    where = {"NNODES": "2", "HEAD": f"127.0.0.1:{free_port()}", "NPROC": "1", "PET_RDZV_CONF": "join_timeout=1"}
-    done = subprocess.run(["bash", LAUNCH / "torchrun.sh"], env=environment(**where), capture_output=True, text=True)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("birthmark: error: torchrun found no other nodes")
+    assert expected in line
 
 
 def worker(launcher):
@@ -188,45 +202,6 @@ def test_a_port_in_use_is_one_line_and_all_are_down(config, tmp_path, environmen
     assert f"MASTER_PORT {port} is in use" in printed
     assert not (tmp_path / "run").exists()
     assert seconds < 60  # two interpreters start, and find each other
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [(None, "no such file"), ("node0 slots 8\n", "line 1:node0 slots 8 is not")]
-)
-def test_a_wrong_hostfile_is_one_line(text, expected, tmp_path, environment):
-    hosts = tmp_path / "hosts"
-    if text is not None:
-        hosts.write_text(text)
-    done = subprocess.run(
-        ["bash", LAUNCH / "deepspeed.sh"], env=environment(HOSTFILE=str(hosts)), capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert expected in done.stderr
-
-
-def test_several_nodes_need_a_head(environment):
-    done = subprocess.run(["bash", LAUNCH / "torchrun.sh"], env=environment(NNODES="2"), capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "NNODES is 2: give HEAD" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"NPROC": "0"}, "nproc_per_node is 0"),
-        ({"NPROC": "1", "MAX_RESTARTS": "x"}, "invalid int value: 'x'"),
-        ({"NPROC": "1", "NNODES": "2:1", "HEAD": "127.0.0.1:1"}, "min_nodes=2, max_nodes=1"),
-        ({"NPROC": "1", "HEAD": "127.0.0.1:1"}, "HEAD is 127.0.0.1:1, one of several nodes: give NNODES too"),
-    ],
-)
-def test_a_number_that_torchrun_cannot_start_is_one_line(variables, expected, environment):
-    done = subprocess.run(
-        ["bash", LAUNCH / "torchrun.sh"], env=environment(**variables), capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert expected in line
 
 
 # ── which environment, which nodes ───────────────────────────────────────────────────────────────────────────────────

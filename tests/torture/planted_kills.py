@@ -17,6 +17,7 @@ from pathlib import Path
 import devices
 import kills
 from forked_ranks import import_once
+from planted_inputs import replaced
 
 _PATIENCE_S = 60.0
 
@@ -152,17 +153,6 @@ def _start(victim: kills.Victim, strike: Callable[[], None]) -> Iterator[str]:
 # ---------------------------------------------------------------- plants, called in each process before it starts
 
 
-def nothing() -> None:
-    """No fault."""
-
-
-def log_repeats_itself() -> None:
-    """A resumed run does not drop the log's lines of steps that come again."""
-    from birthmark.trainer import run_folder
-
-    run_folder.truncate_metrics = lambda path, last_step: []
-
-
 def write_fails_unheard() -> None:
     """The second checkpoint cannot be written, and the exception is eaten."""
     from birthmark.trainer.checkpoints import writer
@@ -210,56 +200,42 @@ def second_signal_is_at_once() -> None:
     stop.StopOnSignal._handle = abrupt  # type: ignore[method-assign, assignment]
 
 
-def scratch_stays() -> None:
-    """What a write needed on the way is not taken away."""
-    from birthmark import files
-
-    files.shutil.rmtree = lambda *arguments, **more: None  # type: ignore[assignment]
-
-
-def internal_error() -> None:
-    """Something of ours breaks."""
-    _at_step(6, lambda run: len(None))  # type: ignore[arg-type]
-
-
 def rank_hangs() -> None:
     """A process that ends neither by itself nor by SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(3600)
 
 
-def verifies_nothing() -> None:
-    """A checkpoint is taken as it is."""
-    from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder
-
-    CheckpointFolder.verify = lambda *arguments, **more: None  # type: ignore[method-assign, assignment]
-
-
-def says_nothing_of_devices() -> None:
-    """A writer passes on the system's error."""
-    from birthmark import files
-
-    files.write_failure = lambda path, error: error
-
-
-#: What is planted, and what strikes the run.
-_TRIALS: list[tuple[Callable[[], None], kills.Fault]] = [
-    (nothing, _killed_at_6),
-    (nothing, _stopped_twice_at_6),
-    (nothing, _killed_while_measuring),
-    (nothing, _killed_at_the_end),
-    (log_repeats_itself, _killed_at_6),
-    (write_fails_unheard, _left_alone),
-    (data_begin_anew, _killed_at_6),
-    (second_signal_is_at_once, _stopped_twice_at_6),
-    (scratch_stays, _left_alone),
-    (internal_error, _left_alone),
-    (rank_hangs, _left_alone),
-    (nothing, _damaged_between),
-    (verifies_nothing, _damaged_between),
-    (nothing, _quota_of_4_kib),
-    (says_nothing_of_devices, _quota_of_4_kib),
-]
+#: What is planted, by name.
+PLANTS: dict[str, Callable[[], None]] = {
+    "nothing": lambda: None,
+    # A resumed run does not drop the log's lines of steps that come again.
+    "log_repeats_itself": replaced("trainer.run_folder:truncate_metrics", lambda path, last_step: []),
+    "write_fails_unheard": write_fails_unheard,
+    "data_begin_anew": data_begin_anew,
+    "second_signal_is_at_once": second_signal_is_at_once,
+    # What a write needed on the way is not taken away.
+    "scratch_stays": replaced("files:shutil.rmtree", lambda *arguments, **more: None),
+    # Something of ours breaks.
+    "internal_error": lambda: _at_step(6, lambda run: len(None)),  # type: ignore[arg-type]
+    "rank_hangs": rank_hangs,
+    # A checkpoint is taken as it is.
+    "verifies_nothing": replaced("trainer.checkpoints.stored_tensors:CheckpointFolder.verify", lambda *_, **more: None),
+    # A writer takes the system's error for a fault of ours.
+    "says_nothing_of_devices": replaced("files:write_failure", lambda path, error: RuntimeError(error)),
+}
+#: What strikes the run, by what is planted in it.
+_TRIALS: dict[str, list[kills.Fault]] = {name: [_left_alone] for name in PLANTS} | {
+    "nothing": [
+        *(_killed_at_6, _stopped_twice_at_6, _killed_while_measuring, _killed_at_the_end),
+        *(_damaged_between, _quota_of_4_kib),
+    ],
+    "log_repeats_itself": [_killed_at_6],
+    "data_begin_anew": [_killed_at_6],
+    "second_signal_is_at_once": [_stopped_twice_at_6],
+    "verifies_nothing": [_damaged_between],
+    "says_nothing_of_devices": [_quota_of_4_kib],
+}
 
 
 def main() -> None:
@@ -268,12 +244,12 @@ def main() -> None:
     import_once(deepspeed=False)
     with tempfile.TemporaryDirectory() as folder:
         trials = kills.Trials(0, Path(folder), ["single"])
-        trials.left_alone("single", prepare=_without_pictures(nothing))
-        for number, (plant, fault) in enumerate(_TRIALS):
-            trials.plant, trials.faults = plant, {fault: 1.0}
+        trials.left_alone("single", prepare=_without_pictures(PLANTS["nothing"]))
+        for number, (name, fault) in enumerate((plant, fault) for plant in PLANTS for fault in _TRIALS[plant]):
+            trials.plant, trials.faults = PLANTS[name], {fault: 1.0}
             # Only what hangs comes near the limit.
-            kills.LIMIT_S = 10.0 if plant is rank_hangs else 240.0
-            print(f"{plant.__name__} {fault.__name__}: {trials.trial(number)[1]}", flush=True)
+            kills.LIMIT_S = 10.0 if name == "rank_hangs" else 240.0
+            print(f"{name} {fault.__name__}: {trials.trial(number)[1]}", flush=True)
 
 
 if __name__ == "__main__":

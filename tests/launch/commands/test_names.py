@@ -64,53 +64,39 @@ def said(place, monkeypatch, capsys):
     return run
 
 
+def of_whole_runs(why):
+    """Lines of a command that takes runs alone, by the kind of another name."""
+    of_a_run = dict.fromkeys(("step", "checkpoint"), "is the checkpoint of step 2") | {"start": "is the birth"}
+    others = {"birth": "a birth of a config", "folder": "a folder of transformers", "gguf": "a GGUF model"}
+    others["snapshot"] = "a snapshot, without weights"
+    lines = {kind: f"{what} of a run; {why}: give x" for kind, what in of_a_run.items()}
+    return lines | {kind: f"is {what}; {why}: give" for kind, what in others.items()} | {"hub": "not a run"}
+
+
+NOT_FROM_THE_HUB = "no such folder, and not from the hub either"
+NO_WEIGHTS = "is a snapshot, without weights; birthmark report reads it, and a model is needed"
+OF_A_PAGE = of_whole_runs("a page shows what was measured in a run")
 #: A command, with ``{}`` for the name → the kinds that it refuses, and what its line says; it serves all others.
 REFUSED = {
     "sample {} --prompt a": {
-        **dict.fromkeys(
-            ("run", "step", "start", "checkpoint", "birth", "folder", "gguf"), "has no tokenizer to read a"
-        ),
-        "hub": "no such folder, and not from the hub either",
-        "snapshot": "is a snapshot, without weights; birthmark report reads it, and a model is needed",
+        **dict.fromkeys(NAMES, "has no tokenizer to read a"),
+        "hub": NOT_FROM_THE_HUB,
+        "snapshot": NO_WEIGHTS,
     },
     "report {} --json": {
+        **{kind: OF_A_PAGE[kind] for kind in ("birth", "folder", "gguf", "hub")},
         "start": "x has no snapshot of that step; there are: 2",
-        "birth": "is a birth of a config; a page shows what was measured in a run: give",
-        "folder": "is a folder of transformers; a page shows what was measured in a run: give",
-        "gguf": "is a GGUF model; a page shows",
-        "hub": "not a run",
     },
-    "figure {} loss --out new/loss.svg": {
-        **dict.fromkeys(
-            ("step", "checkpoint"), "is the checkpoint of step 2 of a run; a figure shows a whole run: give x"
-        ),
-        "start": "is the birth of a run; a figure shows a whole run: give x",
-        "birth": "is a birth of a config; a figure shows a whole run",
-        "folder": "is a folder of transformers; a figure shows",
-        "gguf": "is a GGUF model; a figure shows",
-        "hub": "not a run",
-        "snapshot": "is a snapshot, without weights; a figure shows",
-    },
-    "certify {} --out new/certificate.json": {
-        **dict.fromkeys(("step", "checkpoint"), "of a run; a certificate lists all checkpoints of a run: give x"),
-        "start": "is the birth of a run; a certificate lists all checkpoints of a run: give x",
-        "birth": "is a birth of a config; a certificate lists",
-        "folder": "is a folder of transformers; a certificate lists",
-        "gguf": "is a GGUF model; a certificate lists",
-        "hub": "not a run",
-        "snapshot": "is a snapshot, without weights; a certificate lists",
-    },
+    "figure {} loss --out new/loss.svg": of_whole_runs("a figure shows a whole run"),
+    "certify {} --out new/certificate.json": of_whole_runs("a certificate lists all checkpoints of a run"),
     "export {} new/export": {
         "folder": "is a folder of transformers, the form that an export writes; there is nothing to convert",
         "hub": "nor a GGUF file; a model of the hub has the form that an export writes already",
-        "snapshot": "is a snapshot, without weights; birthmark report reads it, and a model is needed",
+        "snapshot": NO_WEIGHTS,
     },
-    "verify x {}": {"hub": "no such folder, and not from the hub either", "snapshot": "is a snapshot, without weights"},
+    "verify x {}": {"hub": NOT_FROM_THE_HUB, "snapshot": "is a snapshot, without weights"},
     "audit {} tiny.yaml@3": {"snapshot": "is a snapshot, without weights; give checkpoints"},
-    "describe {}": {
-        "hub": "no such folder, and not from the hub either",
-        "snapshot": "is a folder without a run in it; give a YAML file",
-    },
+    "describe {}": {"hub": NOT_FROM_THE_HUB, "snapshot": "is a folder without a run in it; give a YAML file"},
     "birth {}": {
         **dict.fromkeys(("step", "checkpoint"), "is the checkpoint of step 2 of a run; a birth is drawn from a config"),
         "folder": "is a folder of transformers; a birth is drawn from a config: give CONFIG@SEED, a run or RUN@0",
@@ -119,31 +105,20 @@ REFUSED = {
         "snapshot": "is a snapshot, without weights; a birth is drawn",
     },
     "data --config {}": {
-        "step": "is a checkpoint, and a config is needed; give x for that of its run",
-        "start": "is a checkpoint, and a config is needed; give x for that of its run",
-        "checkpoint": "is a folder without a run in it; give a YAML file",
+        **dict.fromkeys(("step", "start"), "is a checkpoint, and a config is needed; give x for that of its run"),
+        **dict.fromkeys(("checkpoint", "folder", "snapshot"), "is a folder without a run in it; give a YAML file"),
         "birth": "is a birth, and a config is needed; give tiny.yaml, and init_seed 5 beside it",
-        "folder": "is a folder without a run in it; give a YAML file",
         "gguf": "is a GGUF model, and a config is needed; give a YAML file",
         "hub": "no such file, nor a config that comes with the package",
-        "snapshot": "is a folder without a run in it",
     },
     "adapt {} --adapter.kind=lora --data.path=backcopy --model.max_seq_len=12 --snapshot.enabled=false --run_dir=x": {
         **dict.fromkeys(("start", "birth"), "is a birth, where nothing is to be adapted; give a trained model, or"),
-        "hub": "no such folder, and not from the hub either",
+        "hub": NOT_FROM_THE_HUB,
         "snapshot": "neither a run, RUN@STEP, a checkpoint nor a folder of transformers",
         # The next fault that is seen: the model was found.
         **dict.fromkeys(("run", "step", "checkpoint", "folder", "gguf"), "--run_dir x: already in use"),
     },
-    "pretrain --resume {}": {
-        **dict.fromkeys(("step", "checkpoint"), "a run goes on from its last checkpoint, and --init_from begins a new"),
-        "start": "is the birth of a run; a run goes on from its last checkpoint",
-        "birth": "is a birth of a config; a run goes on",
-        "folder": "is a folder of transformers; a run goes on",
-        "gguf": "is a GGUF model; a run goes on",
-        "hub": "not a run",
-        "snapshot": "is a snapshot, without weights; a run goes on",
-    },
+    "pretrain --resume {}": of_whole_runs("a run goes on from its last checkpoint, and --init_from begins a new one"),
 }
 #: Served, but by a run of its own below, or with an answer that is not 0.
 _NOT_HERE = {("pretrain --resume {}", "run")}
