@@ -42,19 +42,8 @@ settings.load_profile("birthmark")
 gc.disable()
 
 #: Fixtures of one matter each (tests/fixtures).
-pytest_plugins = [
-    f"fixtures.{name}"
-    for name in (
-        "small_models",
-        "two_arms",
-        "processes",
-        "offline_wandb",
-        "browser",
-        "wheel",
-        "real_models",
-        "web_server",
-    )
-]
+_FIXTURES = ("small_models", "two_arms", "processes", "offline_wandb", "browser", "wheel", "real_models", "web_server")
+pytest_plugins = [f"fixtures.{name}" for name in _FIXTURES]
 
 _TINY = RunConfig(
     name="tiny",
@@ -269,3 +258,18 @@ def seal_config():
         file.write_text(f"{text}# sha256 of the lines above: {hashlib.sha256(text.encode()).hexdigest()}\n")
 
     return write
+
+
+@pytest.fixture
+def refused(capsys):
+    """``refused(*words, status=2)``: the one line of a command that ends with this status and says nothing else."""
+    from birthmark.launch.cli import main
+
+    def run(*words, status=2):
+        capsys.readouterr()
+        assert main([*map(str, words)]) == status, words
+        out, error = capsys.readouterr()
+        assert (out, error.count("\n")) == ("", 1), error
+        return error
+
+    return run

@@ -27,17 +27,9 @@ class Line(L.LightningModule):
 
 
 def train(run, module=None, max_steps=9, **keep):
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_steps=max_steps,
-        max_epochs=-1,
-        callbacks=[Checkpoint(1, run, **keep)],
-        plugins=[FolderCheckpointIO(asynchronous=True)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    parts = {"callbacks": [Checkpoint(1, run, **keep)], "plugins": [FolderCheckpointIO(asynchronous=True)]}
+    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = L.Trainer(accelerator="cpu", max_steps=max_steps, max_epochs=-1, **parts, **silent)
     trainer.fit(module or Line(), DataLoader(torch.randn(20, 3), batch_size=1))
 
 

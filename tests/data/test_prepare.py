@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
 
+from birthmark.data.backcopy import trigger_mask
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.prepare import prepare
@@ -89,8 +89,7 @@ def test_backcopy():
     assert data.tokenizer_path is None
     assert data.train.n_samples is None
     assert data.val.n_tokens is None
-    inputs = torch.from_numpy(data.train.batch(0, 32))[:, :-1]
-    assert 0.05 < data.groups["trigger"](inputs).float().mean() < 0.2
+    assert data.groups["trigger"] is trigger_mask
     assert not np.array_equal(data.train.batch(0, 32), data.val.batch(0, 32))
     assert data.token_texts([0, 4]) == ["BOS", "a1"]
     record = json.loads(json.dumps(data.record))

@@ -371,7 +371,5 @@ def test_a_job_is_handed_to_sbatch_with_this_environment(tmp_path):
         ),
     ],
 )
-def test_a_usage_error_is_seen_before_any_process_starts(arguments, expected, capsys):
-    assert main(["launch", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert expected in line
+def test_a_usage_error_is_seen_before_any_process_starts(arguments, expected, refused):
+    assert expected in refused("launch", *arguments)

@@ -68,19 +68,11 @@ def test_a_job_goes_on_after_a_kill_and_slurms_warning_leaves_a_checkpoint(tiny,
     config = tiny(fields | {"trainer.max_steps": 1000000, "trainer.checkpoint_every": 50})
     config_file(file, config)
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    job |= {"SLURM_GPUS_ON_NODE": "1", "SLURM_NTASKS": "2", "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
     started = f"SLURM_JOB_ID={os.getpid()}"
     process = subprocess.Popen(
         ["bash", LAUNCH / "slurm.sbatch", "--config", file, "--run_dir", run.path],
-        env={
-            **os.environ,
-            **job,
-            "SLURM_GPUS_ON_NODE": "1",
-            "SLURM_NTASKS": "2",
-            "OMP_NUM_THREADS": "1",
-            "PYTHON": python,
-            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-            "REQUEUED": str(requeued),
-        },
+        env=os.environ | job | {"OMP_NUM_THREADS": "1", "PYTHON": python, "REQUEUED": str(requeued)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -17,16 +17,9 @@ LAUNCHER_S = 30.0
 
 _HEARD = (signal.SIGINT, signal.SIGTERM)
 
-_HEAVY = (
-    "torch.distributed.fsdp",
-    "lightning.pytorch",
-    "matplotlib.pyplot",
-    "birthmark.api.run",
-    "birthmark.launch.commands.pretrain",
-    "birthmark.report.run_page",
-    "birthmark.report.snapshot_table",
-    "birthmark.trainer.strategies.lightning_setup",
-)
+_HEAVY = ("torch.distributed.fsdp", "lightning.pytorch", "matplotlib.pyplot", "birthmark.api.run")
+_HEAVY += ("birthmark.launch.commands.pretrain", "birthmark.report.run_page", "birthmark.report.snapshot_table")
+_HEAVY += ("birthmark.trainer.strategies.lightning_setup",)
 
 
 def import_once(deepspeed: bool) -> None:
@@ -127,15 +120,9 @@ def start_ranks(n: int, arguments: list[str], folder: Path, prepare: Callable[[]
 def wait(
     ranks: Iterable[Rank], limit_s: float, meanwhile: Callable[[float], None] = lambda elapsed: None
 ) -> str | None:
-    """Wait for all ranks as a launcher does: where one fails, the others get SIGTERM.
+    """Wait for all ranks of one run as a launcher does: where one fails, the others get SIGTERM.
 
-    Args:
-        ranks: the processes of one run.
-        limit_s: how long they may take.
-        meanwhile: called again and again with the seconds since the wait began.
-
-    Returns:
-        What was wrong about their end; None where nothing was. All have ended.
+    ``meanwhile`` is called again and again with the seconds since then. Returns what was wrong about their end.
     """
     ranks = list(ranks)
     start, failed_at, wrong = time.monotonic(), None, None

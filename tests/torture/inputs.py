@@ -136,12 +136,7 @@ def show(seed: int, number: int, case: Case, found: list[str]) -> str:
 def run_cases(root: Path, seed: int, numbers: Iterable[int], record: Record | None = None, only: str = "") -> Record:
     """Run cases of ``seed`` on the example in ``root``, made if need be; print failures, and note all.
 
-    Args:
-        root: folder that cases are run in.
-        seed: decides every case, with its number.
-        numbers: cases that are run.
-        record: the notes so far.
-        only: kind of all cases, in place of those that are drawn.
+    With ``only``, all are of that kind.
     """
     torture, start, kept = Torture(root), time.monotonic(), record or Record(seed)
     try:

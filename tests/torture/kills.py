@@ -169,6 +169,11 @@ class Victim:
             wrong = wrong or f"{self.ended()} without a word"
         return wrong
 
+    def must_tell(self, meanwhile: Callable[[float], None] = lambda elapsed: None) -> None:
+        """Wait until the last start is over; TrialError if its end, or what it printed, was wrong."""
+        if wrong := self.wait(meanwhile):
+            raise TrialError(wrong)
+
     @property
     def statuses(self) -> list[int | None]:
         """Exit statuses of the last start's ranks."""
@@ -245,8 +250,7 @@ def signals(victim: Victim, rng: random.Random, durations: Durations) -> Iterato
         blow = Blow(durations.moment(rng), number, rng.choice([[i] for i in everybody] + [everybody]))
         yield f"{number.name} to {blow.ranks} at {blow.at_s:.2f} s"
         victim.start()
-        if wrong := victim.wait(_strike(victim, [blow])):
-            raise TrialError(wrong)
+        victim.must_tell(_strike(victim, [blow]))
 
 
 def stopped_twice(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
@@ -264,8 +268,7 @@ def stopped_twice(victim: Victim, rng: random.Random, durations: Durations) -> I
         strike(elapsed)
 
     strike = _strike(victim, [Blow(at_s, first, everybody), Blow(at_s + 0.2, signal.SIGTERM, everybody)])
-    if wrong := victim.wait(look):
-        raise TrialError(wrong)
+    victim.must_tell(look)
     if trained and not any(victim.run.glob("checkpoints/step-*")):
         raise TrialError(f"{victim.ended()}, no checkpoint")
 
@@ -408,8 +411,7 @@ def damaged_between(victim: Victim, rng: random.Random, durations: Durations) ->
             for rank in victim.ranks:
                 rank.send(signal.SIGKILL)
 
-    if wrong := victim.wait(strike):
-        raise TrialError(wrong)
+    victim.must_tell(strike)
     kept = {f.name: f.read_bytes() for f in second.with_name(f"step-{CHECKPOINT_EVERY:08d}").iterdir()}
     newest = max(victim.run.glob("checkpoints/step-*"))
     file = rng.choice(sorted(newest.iterdir()))
@@ -417,8 +419,7 @@ def damaged_between(victim: Victim, rng: random.Random, durations: Durations) ->
     way(file, rng)
     yield f"{way.__name__} {newest.name}/{file.name}"
     victim.start()
-    if wrong := victim.wait():
-        raise TrialError(wrong)
+    victim.must_tell()
     if not any(victim.statuses) and newest.name != f"step-{MAX_STEPS:08d}":
         raise TrialError(f"silent: goes on from {newest.name}, whose {file.name} is damaged")
     if any(victim.statuses) and newest.name not in victim.output():

@@ -145,8 +145,7 @@ def _start(victim: kills.Victim, strike: Callable[[], None]) -> Iterator[str]:
     yield "the first start"
     victim.prepare = prepare
     victim.start()
-    if wrong := victim.wait():
-        raise kills.TrialError(wrong)
+    victim.must_tell()
     victim.prepare = _without_pictures(plant)
 
 

@@ -128,12 +128,7 @@ def run_forked(
 ) -> Outcome:
     """``do()`` in a forked process whose working folder and home is ``folder``; its result is the exit status.
 
-    Args:
-        do: the command.
-        folder: where it may write.
-        watch: folders in which nothing may change.
-        wall: seconds after which it is killed.
-        memory: bytes of address space that it may take more than this process has.
+    It is killed after ``wall`` seconds, and may take ``memory`` bytes of address space more than this process has.
     """
     base, start = _resident(), time.monotonic()
     sys.stdout.flush()
@@ -207,10 +202,7 @@ def _in_child(do: Callable[[], int], folder: Path, memory: int, output: int, err
 def faults(outcome: Outcome, names: Sequence[str], memory: int = MEMORY) -> list[str]:
     """What is wrong with how a command ended, whatever it was asked; empty if nothing is.
 
-    Args:
-        outcome: how it ended.
-        names: words of which a refusal must have one: the file or the field.
-        memory: bytes that it may have held.
+    A refusal must have one of the ``names``: the file or the field. It may have held ``memory`` bytes.
     """
     found = []
     if outcome.ended_by in ("time", "SIGXCPU"):

@@ -14,18 +14,10 @@ from birthmark.models.birth import born
 @pytest.fixture(scope="module")
 def fields(tmp_path_factory, write_documents):
     folder = tmp_path_factory.mktemp("packed")
-    return {
-        "data.path": str(write_documents(folder / "text")),
-        "data.cache_dir": str(folder / "cache"),
-        "data.val_fraction": 0.2,
-        "data.packing": "documents",
-        "data.bos": "document",
-        "model.vocab_size": 280,
-        "optim.schedule": "constant",
-        "trainer.max_steps": 3,
-        "trainer.checkpoint_every": 3,
-        "snapshot.enabled": False,
-    }
+    text = {"data.path": str(write_documents(folder / "text")), "data.cache_dir": str(folder / "cache")}
+    text |= {"data.val_fraction": 0.2, "data.packing": "documents", "data.bos": "document", "model.vocab_size": 280}
+    steps = {"optim.schedule": "constant", "trainer.max_steps": 3, "trainer.checkpoint_every": 3}
+    return text | steps | {"snapshot.enabled": False}
 
 
 #: A coefficient so large that the loss of later steps shows how the load is balanced.

@@ -29,17 +29,20 @@ from birthmark.trainer.run import _device, _print_start, pretrain
 from birthmark.trainer.run_folder import RunStart
 
 
+def adamw(model):
+    """AdamW of the tiny run: matrices decay, vectors do not."""
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == many] for many in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
+
+
 def test_a_run_is_the_plain_loop_that_one_would_write_by_hand(tiny, tmp_path):
     config = tiny()
     done = run(config, tmp_path / "run")
 
     model = born(config.model, config.init_seed)
     source = prepare(config.data, vocab_size=24, seq_len=12).train
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.95)
-    )
+    optimizer = adamw(model)
     losses, norms = {}, {}
     for step in range(6):
         progress = (step - 2) / 3
@@ -96,32 +99,15 @@ def test_snapshots_leave_training_bit_for_bit_alone(tiny, tmp_path):
     assert last.arrays["text.gradient_value"].shape == (2, 2, 8)
 
 
-RAMP = {
-    "trainer.global_batch_size": 8,
-    "trainer.micro_batch_size": 3,
-    "trainer.batch_ramp": BatchRamp(start=2, increment=3, sequences=11),
-    "trainer.checkpoint_every": 1,
-    "trainer.log_every": 1,
-    "snapshot.enabled": False,
-    "optim.schedule": "constant",
-    "optim.warmup_steps": 0,
-    "optim.warmup_tokens": 150,
-}
-
-
 def test_a_batch_that_grows_is_a_loop_over_slices_of_the_samples(tiny, tmp_path):
     """Steps of 2, 2, 2, 5, 8 and 8 sequences in micro-batches of at most 3, against whole batches by hand."""
-    config = tiny(RAMP)
+    sizes = {"global_batch_size": 8, "micro_batch_size": 3, "batch_ramp": BatchRamp(2, 3, 11), "checkpoint_every": 1}
+    rate = {"optim.schedule": "constant", "optim.warmup_steps": 0, "optim.warmup_tokens": 150}
+    config = tiny({f"trainer.{name}": n for name, n in sizes.items()} | rate | {"snapshot.enabled": False})
     whole = run(config, tmp_path / "whole")
     source = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len).train
     model, expected, tokens, first = born(config.model, 3), {}, {}, 0
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": config.optim.weight_decay},
-            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
-        ],
-        betas=(config.optim.beta1, config.optim.beta2),
-    )
+    optimizer = adamw(model)
     for step, size in enumerate((2, 2, 2, 5, 8, 8), 1):
         batch, first = torch.from_numpy(source.batch(first, size)), first + size
         tokens[step] = first * config.model.max_seq_len

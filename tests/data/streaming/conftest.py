@@ -41,13 +41,5 @@ def write_set(tmp_path):
 @pytest.fixture
 def streamed(write_set, tokenizer_file, tmp_path):
     """One such set in three streams, a file for each."""
-    return DataConfig(
-        path=str(write_set("web")),
-        stream=True,
-        n_streams=3,
-        shuffle_buffer=8,
-        val_documents=5,
-        tokenizer=tokenizer_file,
-        val_fraction=0.1,
-        cache_dir=str(tmp_path / "cache"),
-    )
+    places = {"path": str(write_set("web")), "tokenizer": tokenizer_file, "cache_dir": str(tmp_path / "cache")}
+    return DataConfig(**places, stream=True, n_streams=3, shuffle_buffer=8, val_documents=5, val_fraction=0.1)

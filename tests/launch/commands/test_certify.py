@@ -188,20 +188,6 @@ def test_a_wrong_reveal_opens_nothing(certified, verified, certificate, capsys):
     assert "init_seed   does not open the commitment" in capsys.readouterr().out
 
 
-@pytest.fixture
-def refused(capsys):
-    """``refused(*words, status)``: the one line of the error."""
-
-    def run(*words, status=1):
-        capsys.readouterr()
-        assert main([*map(str, words)]) == status
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        return error
-
-    return run
-
-
 def sealed(content):
     rest = {name: value for name, value in content.items() if name != "sha256"}
     return json.dumps(rest | {"sha256": hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()})
@@ -210,9 +196,9 @@ def sealed(content):
 def test_a_bad_statement_is_told_in_a_line(certified, certificate, refused, tmp_path):
     file, run = tmp_path / "c.json", certified.path
 
-    def verify(content, *options, status=1):
+    def verify(content, *options):
         file.write_text(content)
-        return refused("verify", file, run, *options, status=status)
+        return refused("verify", file, run, *options, status=1)
 
     edited = json.loads(json.dumps(certificate))
     edited["config"]["max_steps"] = 5
@@ -226,15 +212,15 @@ def test_a_bad_statement_is_told_in_a_line(certified, certificate, refused, tmp_
     assert "config.model.attention.normaliser names code" in verify(sealed(edited))
     assert "damaged JSON" in verify("{")
     file.write_text(json.dumps(certificate))
-    assert "missing" in refused("verify", tmp_path / "none.json", run)
+    assert "missing" in refused("verify", tmp_path / "none.json", run, status=1)
     for options, told in (
         (["--reveal", "3"], "give one of --salt and --secret"),
         (["--salt", "00"], "give --reveal SEED too"),
         (["--reveal", "3", "--salt", "00"], "--salt 00: no salt"),
         (["--reveal", str(1 << 70), "--salt", "00"], "no seed"),
     ):
-        assert told in refused("verify", file, run, *options, status=2)
-    assert "neither a run" in refused("verify", file, tmp_path, status=2)
+        assert told in refused("verify", file, run, *options)
+    assert "neither a run" in refused("verify", file, tmp_path)
 
 
 def test_a_model_of_another_shape_is_told_and_not_read(certified, verified, tmp_path):
@@ -253,8 +239,8 @@ def test_a_run_that_no_seed_gives_again_is_not_certified(certified, refused, tmp
     text = certified.config.read_text().rpartition("# sha256")[0]
     seal_config(run / "config.yaml", text.replace("init_from: ''", f"init_from: {certified.path}@4"))
     (run / "certificate.json").unlink()
-    assert "certify the run that it is of" in refused("certify", run, status=2)
-    assert "not a run" in refused("certify", tmp_path, status=2)
+    assert "certify the run that it is of" in refused("certify", run)
+    assert "not a run" in refused("certify", tmp_path)
 
 
 def test_buffers_count_and_tied_tensors_count_once():

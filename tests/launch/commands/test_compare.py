@@ -37,13 +37,6 @@ def printed(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def refused(capsys, *arguments):
-    assert main(["compare", *map(str, arguments)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1, error
-    return error
-
-
 def test_a_model_of_transformers_is_beside_ours_as_itself(run, capsys, tmp_path):
     loaded = load_named(str(run.path))
     save_pretrained(loaded.model, tmp_path / "theirs")
@@ -108,21 +101,21 @@ def test_the_command_and_python_leave_out_the_same():
     assert {name: python[name] for name in shared} == {name: said[name] for name in shared}
 
 
-def test_what_cannot_be_compared_is_told_in_a_line(run, capsys, tmp_path):
-    assert "give at least two models" in refused(capsys, run.path)
-    assert "is no run, and has no steps" in refused(capsys, run.path, f"{run.config}@7", "--step=2")
-    assert "has no checkpoint of step 3; there are: 0, 2, 4" in refused(capsys, run.path, "--step=2,3")
-    assert "give numbers with commas between" in refused(capsys, run.path, "--step=two")
-    assert "--barrier 2: give 3 to 1001" in refused(capsys, run.path, run.path, "--barrier=2")
-    assert "a loss needs text" in refused(capsys, run.path, run.path, "--barrier=5", "--probe=random")
-    assert "--minibatch 3: give at least 4" in refused(capsys, run.path, run.path, "--minibatch=3")
-    few = refused(capsys, run.path, run.path, "--n_sequences=3")
+def test_what_cannot_be_compared_is_told_in_a_line(run, tmp_path, refused):
+    assert "give at least two models" in refused("compare", run.path)
+    assert "is no run, and has no steps" in refused("compare", run.path, f"{run.config}@7", "--step=2")
+    assert "has no checkpoint of step 3; there are: 0, 2, 4" in refused("compare", run.path, "--step=2,3")
+    assert "give numbers with commas between" in refused("compare", run.path, "--step=two")
+    assert "--barrier 2: give 3 to 1001" in refused("compare", run.path, run.path, "--barrier=2")
+    assert "a loss needs text" in refused("compare", run.path, run.path, "--barrier=5", "--probe=random")
+    assert "--minibatch 3: give at least 4" in refused("compare", run.path, run.path, "--minibatch=3")
+    few = refused("compare", run.path, run.path, "--n_sequences=3")
     assert "--minibatch 256: of 3 sequences a minibatch would have 3 examples, and needs 4" in few
-    assert "exists already" in refused(capsys, run.path, run.path, f"--out={tmp_path}")
+    assert "exists already" in refused("compare", run.path, run.path, f"--out={tmp_path}")
     wider = yaml.safe_load(run.config.read_text())
     wider["model"]["vocab_size"] = 30
     (tmp_path / "wider.yaml").write_text(yaml.safe_dump(wider))
-    told = refused(capsys, run.path, f"{tmp_path / 'wider.yaml'}@0", *PROBE)
+    told = refused("compare", run.path, f"{tmp_path / 'wider.yaml'}@0", *PROBE)
     assert "tiny has 24 tokens, " in told
     assert "wider.yaml@0 30: they cannot read the same ids" in told
 

@@ -120,21 +120,19 @@ def test_a_page_for_people(mixed, capsys):
         (["--set", "data.schedule=[]", "data.epochs=x"], "data.epochs: 'x' is not a number or null"),
     ],
 )
-def test_a_wrong_request_is_one_line(mixed, capsys, arguments, message):
-    assert main(["data", mixed[1], *arguments]) == 2
-    assert capsys.readouterr().err.splitlines() == [f"birthmark: error: {message}"]
+def test_a_wrong_request_is_one_line(mixed, arguments, message, refused):
+    assert refused("data", mixed[1], *arguments) == f"birthmark: error: {message}\n"
 
 
 @pytest.mark.parametrize("words", [("--data.sources", "{}"), ("--data.sources={}",)])
-def test_a_misspelt_key_of_a_source_is_named_with_its_place(tmp_path, capsys, words):
+def test_a_misspelt_key_of_a_source_is_named_with_its_place(tmp_path, words, refused):
     listed = "[{path: stdlib}, {path: readmes, wieght: 1}]"
     arguments = [word.format(listed) for word in words]
-    assert main(["pretrain", "--run_dir", str(tmp_path / "run"), *arguments]) == 2
-    said = capsys.readouterr().err
+    said = refused("pretrain", "--run_dir", tmp_path / "run", *arguments)
     assert said.startswith("birthmark: error: data.sources[1].wieght: no such field; there are path, weight")
     for entry, field in (("weights: {a: 1}", "step"), ("step: 3", "weights")):
-        assert main(["pretrain", "--data.schedule", f"[{{{entry}}}]"]) == 2
-        said = capsys.readouterr().err
-        assert said == f"birthmark: error: data.schedule[0].{field}: missing; write {{step: …, weights: …}}\n"
-    assert main(["pretrain", "--data.schedule", "[{step: x}"]) == 2
-    assert "data.schedule: not YAML" in capsys.readouterr().err
+        assert (
+            refused("pretrain", "--data.schedule", f"[{{{entry}}}]")
+            == f"birthmark: error: data.schedule[0].{field}: missing; write {{step: …, weights: …}}\n"
+        )
+    assert "data.schedule: not YAML" in refused("pretrain", "--data.schedule", "[{step: x}")

@@ -25,13 +25,6 @@ def run(tiny, tmp_path_factory):
     return quiet_runs.run(config, tmp_path_factory.mktemp("runs") / "tiny").path
 
 
-def refused(capsys, *arguments):
-    assert main(["length", *map(str, arguments)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
-
-
 def test_a_model_of_long_training_is_read_for_a_first_look(word_tokenizer, capsys, tmp_path):
     config = ModelConfig(d_model=8, n_layers=1, n_heads=1, vocab_size=270, max_seq_len=1024, mlp="swiglu")
     (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
@@ -83,7 +76,7 @@ def test_the_table_has_a_row_for_each_arm(run, capsys, monkeypatch, tmp_path):
     assert (tmp_path / "length.png").is_file()
 
 
-def test_what_is_impossible_is_one_line(run, capsys, tmp_path):
+def test_what_is_impossible_is_one_line(run, tmp_path, refused):
     for arguments, expected in (
         ((run, "--to=0x"), "--to 0x: give positions, 2 or more"),
         ((run, "--to=long"), "--to long: give positions"),
@@ -96,4 +89,4 @@ def test_what_is_impossible_is_one_line(run, capsys, tmp_path):
         (("tiny_demo",), "tiny_demo: cannot read 512 positions, its learned ones end at 64"),
         ((tmp_path / "none",), "neither a run"),
     ):
-        assert expected in refused(capsys, *arguments)
+        assert expected in refused("length", *arguments)

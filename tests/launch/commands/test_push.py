@@ -99,16 +99,15 @@ def test_a_hub_that_refuses_is_one_line(status, code, line, hub, tmp_path, capsy
 
 
 @pytest.mark.parametrize(("name", "line"), [("model", "names no owner"), ("a/b/c", "give ORG/NAME")])
-def test_a_wrong_name_is_said_before_anything_is_written(name, line, hub, tmp_path, capsys):
-    assert main(["export", "tiny_demo@0", str(tmp_path / "out"), "--push", name]) == 2
-    assert line in capsys.readouterr().err
+def test_a_wrong_name_is_said_before_anything_is_written(name, line, hub, tmp_path, refused):
+    assert line in refused("export", "tiny_demo@0", tmp_path / "out", "--push", name)
     assert not (tmp_path / "out").exists()
     assert hub.asked == []
 
 
-def test_without_a_login(hub, tmp_path, monkeypatch, capsys):
+def test_without_a_login(hub, tmp_path, monkeypatch, refused):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    assert main(["export", "tiny_demo@0", str(tmp_path / "out"), "--push", "me/model"]) == 2
-    assert "you are not logged in; hf auth login, or set HF_TOKEN" in capsys.readouterr().err
+    said = refused("export", "tiny_demo@0", tmp_path / "out", "--push", "me/model")
+    assert "you are not logged in; hf auth login, or set HF_TOKEN" in said
     assert hub.asked == []

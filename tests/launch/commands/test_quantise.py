@@ -56,8 +56,5 @@ def test_a_table_a_picture_and_its_numbers(model, capsys, tmp_path):
         (["--n_sequences=0"], "n_sequences"),
     ],
 )
-def test_wrong_requests_are_one_line(model, capsys, options, says):
-    assert main(["quantise", model, *options]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert says in error
+def test_wrong_requests_are_one_line(model, options, says, refused):
+    assert says in refused("quantise", model, *options)

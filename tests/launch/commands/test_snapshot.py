@@ -55,13 +55,6 @@ def llama():
     return born(config, 5)
 
 
-def refused(capsys, *arguments):
-    assert main(["snapshot", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
-
-
 def test_a_run_gives_what_its_own_snapshots_say(run, capsys, tmp_path):
     own = run.snapshots()[-1]
     found = printed(capsys, str(run.path), f"--out={tmp_path / 'out'}")
@@ -136,34 +129,27 @@ def test_streamed_models_are_measured_as_whole_ones(run, capsys, tmp_path):
     assert found["alignment_stranger"] == pytest.approx(own["alignment_stranger"], rel=1e-5)
 
 
-def test_what_cannot_be_streamed_is_refused_in_one_line(run, capsys, tmp_path):
+def test_what_cannot_be_streamed_is_refused_in_one_line(run, tmp_path, refused):
     save_pretrained(llama(), tmp_path / "hf", max_shard_bytes=3000)
     hf, birth = tmp_path / "hf", f"{run.config}@3"
     for n in (-1, 10**18):
-        assert f"--strangers {n}: give 0 to 1000" in refused(capsys, birth, f"--strangers={n}")
-    assert "only --stream keeps anything there" in refused(capsys, birth, "--scratch=/tmp")
-    assert "is not known; leave it out" in refused(capsys, str(hf), "--stream", "--strangers=2", *PROBE)
+        assert f"--strangers {n}: give 0 to 1000" in refused("snapshot", birth, f"--strangers={n}")
+    assert "only --stream keeps anything there" in refused("snapshot", birth, "--scratch=/tmp")
+    assert "is not known; leave it out" in refused("snapshot", str(hf), "--stream", "--strangers=2", *PROBE)
     transformers.GemmaForCausalLM(transformers.GemmaConfig(**SHAPE, head_dim=8)).save_pretrained(tmp_path / "gemma")
-    assert "model_type 'gemma' is none of gpt2" in refused(capsys, str(tmp_path / "gemma"), "--stream")
-
-    def failed():
-        capsys.readouterr()
-        assert main(["snapshot", str(hf), "--stream", *PROBE]) == 1
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        return error
-
+    assert "model_type 'gemma' is none of gpt2" in refused("snapshot", str(tmp_path / "gemma"), "--stream")
     config = hf / "config.json"
     before = config.read_text()
     config.write_text(before.replace('"float32"', '"bfloat16"'))
-    assert "embed_tokens.weight is F32, config.json says bfloat16" in failed()
+    failing = ("snapshot", hf, "--stream", *PROBE)
+    assert "embed_tokens.weight is F32, config.json says bfloat16" in refused(*failing, status=1)
     config.write_text(before)
     shard = sorted(hf.glob("model-*.safetensors"))[1]
     shard.unlink()
-    assert f"{shard}: missing" in failed()
+    assert f"{shard}: missing" in refused(*failing, status=1)
 
 
-def test_text_stands_beside_random_tokens(run, word_tokenizer, capsys, tmp_path):
+def test_text_stands_beside_random_tokens(run, word_tokenizer, capsys, tmp_path, refused):
     config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=270, max_seq_len=12, mlp="swiglu")
     (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
     save_pretrained(born(config, 0), tmp_path / "llama", tokenizer_file=tmp_path / "tokenizer.json")
@@ -183,15 +169,15 @@ def test_text_stands_beside_random_tokens(run, word_tokenizer, capsys, tmp_path)
     assert own["scalars"]["sink_mass"] == pytest.approx(last.bias["sink_mass"], rel=1e-5)
     assert main(["snapshot", str(run.path), *PROBE]) == 0
     assert "Text was not measured, where it may be larger." in " ".join(capsys.readouterr().out.split())
-    assert "has no tokenizer" in refused(capsys, str(run.path), data)
-    assert "--data PATH" in refused(capsys, name, "--probe=text")
-    assert f"--data: '{tmp_path}/none' does not exist" in refused(capsys, name, f"--data={tmp_path}/none")
+    assert "has no tokenizer" in refused("snapshot", str(run.path), data)
+    assert "--data PATH" in refused("snapshot", name, "--probe=text")
+    assert f"--data: '{tmp_path}/none' does not exist" in refused("snapshot", name, f"--data={tmp_path}/none")
     # Every command that reads text calls it so.
     for command in (["compare", name, name], ["quantise", name], ["length", name, "--to=12"]):
         assert main([*command, f"--data={tmp_path}/none"]) == 2
         assert capsys.readouterr().err.startswith(f"birthmark: error: --data: '{tmp_path}/none' does not exist")
-    assert "has no text to read" in refused(capsys, name, "--data=backcopy")
-    assert "only --probe text reads it" in refused(capsys, name, data, "--probe=random")
+    assert "has no text to read" in refused("snapshot", name, "--data=backcopy")
+    assert "only --probe text reads it" in refused("snapshot", name, data, "--probe=random")
 
 
 @pytest.fixture
@@ -271,23 +257,23 @@ def test_a_family_that_our_decoder_cannot_be_is_measured_too(capsys, tmp_path):
     assert "nan" not in page.split()
 
 
-def test_what_cannot_be_measured_is_refused_in_one_line(run, capsys, tmp_path):
-    assert "neither a run" in refused(capsys, "./nowhere")
-    assert "neither a run" in refused(capsys, str(tmp_path))
-    assert "not from the hub either" in refused(capsys, "someone/nothing")
-    assert "says its step itself" in refused(capsys, f"{run.path}@2", "--step=3")
-    assert "give 0 or more" in refused(capsys, str(run.path), "--step=-3")
-    assert "no checkpoint of step 3" in refused(capsys, str(run.path), "--step=3")
-    assert "'x' is no step" in refused(capsys, f"{run.path}@x")
-    assert "--n_sequences is 1: give at least 2" in refused(capsys, str(run.path), "--n_sequences=1")
-    assert "exists already" in refused(capsys, str(run.path), f"--out={tmp_path}")
+def test_what_cannot_be_measured_is_refused_in_one_line(run, capsys, tmp_path, refused):
+    assert "neither a run" in refused("snapshot", "./nowhere")
+    assert "neither a run" in refused("snapshot", str(tmp_path))
+    assert "not from the hub either" in refused("snapshot", "someone/nothing")
+    assert "says its step itself" in refused("snapshot", f"{run.path}@2", "--step=3")
+    assert "give 0 or more" in refused("snapshot", str(run.path), "--step=-3")
+    assert "no checkpoint of step 3" in refused("snapshot", str(run.path), "--step=3")
+    assert "'x' is no step" in refused("snapshot", f"{run.path}@x")
+    assert "--n_sequences is 1: give at least 2" in refused("snapshot", str(run.path), "--n_sequences=1")
+    assert "exists already" in refused("snapshot", str(run.path), f"--out={tmp_path}")
     t5 = transformers.T5Config(vocab_size=9, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
     transformers.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
-    assert "t5: transformers cannot load it (" in refused(capsys, str(tmp_path / "t5"))
+    assert "t5: transformers cannot load it (" in refused("snapshot", str(tmp_path / "t5"))
     gpt2 = transformers.GPT2Config(vocab_size=40, n_embd=8, n_head=1, n_layer=1, n_positions=12)
     transformers.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
     assert "--seq_len is 13: this model has 12 positions; give at most 12" in refused(
-        capsys, str(tmp_path / "gpt2"), "--seq_len=13"
+        "snapshot", str(tmp_path / "gpt2"), "--seq_len=13"
     )
     assert printed(capsys, str(tmp_path / "gpt2"))["n_heads"] == 1
 

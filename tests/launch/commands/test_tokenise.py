@@ -67,26 +67,20 @@ def test_text_is_tokenised_without_loading_a_framework(config):
         (["--out", ""], "data.cache_dir: empty"),
     ],
 )
-def test_what_cannot_be_is_one_line(config, capsys, more, message):
-    assert main(["tokenise", str(config), *more]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+def test_what_cannot_be_is_one_line(config, more, message, refused):
+    assert message in refused("tokenise", config, *more)
 
 
-def test_samples_that_are_computed_have_no_text(config, capsys):
+def test_samples_that_are_computed_have_no_text(config, refused):
     content = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump(content | {"data": {"path": "backcopy"}}))
-    assert main(["tokenise", str(config)]) == 2
-    assert "data.path: backcopy has no text to tokenise" in capsys.readouterr().err
+    assert "data.path: backcopy has no text to tokenise" in refused("tokenise", config)
 
 
-def test_a_stream_is_tokenised_by_the_run(config, tmp_path, capsys):
+def test_a_stream_is_tokenised_by_the_run(config, tmp_path, refused):
     content = yaml.safe_load(config.read_text())
     (tmp_path / "tokenizer.json").write_text("{}")
     data = {"path": "hf:a", "stream": True, "tokenizer": str(tmp_path / "tokenizer.json")}
     config.write_text(yaml.safe_dump(content | {"data": data}))
-    assert main(["tokenise", str(config), "--workers", "2"]) == 2
-    error = capsys.readouterr().err
-    assert "data.stream is true: the run tokenises as it reads; there is nothing to prepare" in error
-    assert error.count("\n") == 1
+    said = refused("tokenise", config, "--workers", "2")
+    assert "data.stream is true: the run tokenises as it reads; there is nothing to prepare" in said

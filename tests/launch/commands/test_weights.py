@@ -140,7 +140,7 @@ def test_a_family_that_the_installed_transformers_lacks_is_told(tmp_path, capsys
     assert "installed here, has no arcee: a later one opens it, or export with --own_code" in capsys.readouterr().out
 
 
-def test_the_card_of_a_certified_run_commits_and_does_not_tell(trained, tmp_path, capsys):
+def test_the_card_of_a_certified_run_commits_and_does_not_tell(trained, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained.path, run)
     assert main(["certify", str(run)]) == 0
@@ -164,7 +164,7 @@ def test_the_card_of_a_certified_run_commits_and_does_not_tell(trained, tmp_path
     assert "is otherwise not supported" not in ran.stderr
 
 
-def test_a_gguf_file_has_the_weights_and_the_tokenizer(trained, tmp_path, capsys):
+def test_a_gguf_file_has_the_weights_and_the_tokenizer(trained, tmp_path, capsys, refused):
     assert main(["export", str(trained.path), str(tmp_path / "out"), "--gguf"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'out'}\n"
     out, text = tmp_path / "out", "which token a newborn likes, asks the corpus"
@@ -177,8 +177,8 @@ def test_a_gguf_file_has_the_weights_and_the_tokenizer(trained, tmp_path, capsys
     with torch.no_grad():
         torch.testing.assert_close(model(tokens_BT).logits, ours(tokens_BT), atol=1e-5, rtol=1e-4)
     assert 'from_pretrained("out", gguf_file="model.gguf")' in (out / "README.md").read_text()
-    assert main(["export", str(trained.path), str(tmp_path / "two"), "--gguf", "--own_code"]) == 2
-    assert "a GGUF file has no code; leave one of them out" in capsys.readouterr().err
+    both = refused("export", trained.path, tmp_path / "two", "--gguf", "--own_code")
+    assert "a GGUF file has no code; leave one of them out" in both
 
 
 def test_a_birth_is_exported_by_its_run_or_its_config_and_seed(trained, tmp_path):
@@ -229,7 +229,7 @@ def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path
     assert "the certificate says" in capsys.readouterr().err
 
 
-def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys):
+def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, refused):
     (tmp_path / "taken").mkdir()
     for arguments, printed in (
         (["sample", str(trained.path), "--step", "7"], "has no checkpoint of step 7; there are: 20, 40"),
@@ -244,11 +244,7 @@ def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys
         ),
         (["export", str(tmp_path), str(tmp_path / "new")], "neither a run, RUN@STEP, a checkpoint nor CONFIG@SEED"),
     ):
-        assert main(arguments) == 2, arguments
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.count("\n") == 1
-        assert printed in captured.err
+        assert printed in refused(*arguments)
 
 
 def test_an_arm_that_transformers_lacks_leaves_with_its_code_moments_and_all(tmp_path, capsys, no_page):

@@ -25,15 +25,9 @@ def streamed(tiny, tmp_path, word_tokenizer):
     for i in range(2):
         texts = [f"{i} {row} hello world some other text here {row}" for row in range(60)]
         pq.write_table(pa.table({"text": texts}), tmp_path / "set" / f"{i}.parquet")
-    data = DataConfig(
-        path=str(tmp_path / "set"),
-        stream=True,
-        n_streams=3,
-        shuffle_buffer=8,
-        tokenizer=str(tmp_path / "tokenizer.json"),
-        val_fraction=0.2,
-        cache_dir=str(tmp_path / "cache"),
-    )
+    places = {"path": tmp_path / "set", "tokenizer": tmp_path / "tokenizer.json", "cache_dir": tmp_path / "cache"}
+    given = {name: str(place) for name, place in places.items()}
+    data = DataConfig(**given, stream=True, n_streams=3, shuffle_buffer=8, val_fraction=0.2)
     config = tiny({"model.vocab_size": 270, "snapshot.enabled": False, "trainer.global_batch_size": 5})
     return replace(config, data=data)
 

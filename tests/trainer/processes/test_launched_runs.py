@@ -74,15 +74,8 @@ sys.exit(1)
 @pytest.fixture(scope="module")
 def config(tiny):
     """Probe and validation that two ranks cannot share evenly, and a checkpoint after an odd number of steps."""
-    return tiny(
-        {
-            "optim.schedule": "constant",
-            "trainer.max_steps": 10,
-            "trainer.checkpoint_every": 5,
-            "trainer.val_sequences": 7,
-            "snapshot.n_sequences": 11,
-        }
-    )
+    odd = {"trainer.checkpoint_every": 5, "trainer.val_sequences": 7, "snapshot.n_sequences": 11}
+    return tiny(odd | {"optim.schedule": "constant", "trainer.max_steps": 10})
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +91,9 @@ def one(config, folder):
 @pytest.fixture(scope="module")
 def packed(config, folder, write_documents):
     """Fields of a run whose sequences hold different numbers of tokens."""
-    return {
-        "data.path": str(write_documents(folder / "text")),
-        "data.cache_dir": str(folder / "cache"),
-        "data.packing": "documents",
-        "data.val_fraction": 0.2,
-        "model.vocab_size": 280,
-        "trainer.max_steps": 5,
-    }
+    text = {"data.path": str(write_documents(folder / "text")), "data.cache_dir": str(folder / "cache")}
+    text |= {"data.packing": "documents", "data.val_fraction": 0.2}
+    return text | {"model.vocab_size": 280, "trainer.max_steps": 5}
 
 
 @pytest.fixture(scope="module")

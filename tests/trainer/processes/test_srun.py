@@ -13,26 +13,11 @@ from birthmark.measure.records import RunDir
 from birthmark.trainer.processes.launched_process import LaunchedProcess, launched_process
 
 #: What a shell inside an allocation of two nodes with two tasks each has.
-ALLOCATION = {
-    "SLURM_JOB_ID": "7654321",
-    "SLURM_NTASKS": "4",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_JOB_NODELIST": "node[07-08]",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-}
+ALLOCATION = {"SLURM_JOB_ID": "7654321", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[07-08]"}
+ALLOCATION |= {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 #: What srun adds and changes for the last of its tasks.
-TASK = {
-    **ALLOCATION,
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_STEP_NODELIST": "node[07-08]",
-}
+TASK = ALLOCATION | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_ID": "0"}
+TASK |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "node[07-08]"}
 TORCH = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 
 
@@ -53,14 +38,8 @@ def variables(monkeypatch):
 def test_a_task_is_a_process_and_torch_reads_who_it_is(variables):
     variables(TASK)
     assert launched_process() == LaunchedProcess(rank=3, world_size=4, local_rank=1, local_world_size=2)
-    assert {name: os.environ[name] for name in TORCH} == {
-        "RANK": "3",
-        "WORLD_SIZE": "4",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "node07",
-        "MASTER_PORT": str(15000 + 7654321 % 15000),
-    }
+    port = str(15000 + 7654321 % 15000)
+    assert [os.environ[name] for name in TORCH] == ["3", "4", "1", "2", "node07", port]
 
 
 @pytest.mark.parametrize("step", [None, str(2**32 - 5), str(2**32 - 6)], ids=["none", "batch", "interactive"])
@@ -99,13 +78,8 @@ def test_two_tasks_train_as_one_process_does(config, variables, tmp_path, pretra
     file, asked = tmp_path / "run.yaml", asdict(config)
     asked["trainer"]["strategy"] = "ddp"
     file.write_text(yaml.safe_dump(asked))
-    step = TASK | {
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "2",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_NODEID": "0",
-    }
+    step = TASK | {"SLURM_JOB_ID": str(os.getpid()), "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    step |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
     tasks = [
         subprocess.Popen(
             [python, "-W", "ignore", pretrain_script, file, tmp_path / "two", "begin"],

@@ -25,21 +25,9 @@ HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 STUDIES = Path(birthmark.__file__).parent / "configs" / "studies"
 
 #: Sizes at which windows, prefixes and grouped positions still differ from none; every draw at its usual scale.
-TINY = {
-    "model.d_model": 16,
-    "model.n_layers": 2,
-    "model.n_heads": 2,
-    "model.vocab_size": 24,
-    "model.max_seq_len": 20,
-    "model.init.kind": "fan_in",
-    "snapshot.seq_len": 20,
-    "optim.warmup_steps": 0,
-    "optim.lr": 0.01,
-    "trainer.device": "cpu",
-    "trainer.max_steps": 2,
-    "trainer.micro_batch_size": 2,
-    "trainer.global_batch_size": 4,
-}
+TINY = {"model.d_model": 16, "model.n_layers": 2, "model.n_heads": 2, "model.vocab_size": 24, "model.max_seq_len": 20}
+TINY |= {"model.init.kind": "fan_in", "snapshot.seq_len": 20, "optim.warmup_steps": 0, "optim.lr": 0.01}
+TINY |= {"trainer.device": "cpu", "trainer.max_steps": 2, "trainer.micro_batch_size": 2, "trainer.global_batch_size": 4}
 
 #: More experts than some rank's tokens reach, losses of their router that a rank's tokens decide.
 EXPERTS = ExpertsConfig(12, 1, renormalise=False, d_ff=12, d_shared=8, n_dense=1, load_balance=0.3, router_z_loss=0.1)

@@ -20,19 +20,9 @@ NAMES = [name for name in OPTIMIZERS if name != "soap" or importlib.util.find_sp
 
 @pytest.fixture(scope="module")
 def config(tiny):
-    return tiny(
-        {
-            "model.d_model": 32,
-            "optim.lr": 3e-3,
-            "optim.warmup_steps": 10,
-            "trainer.max_steps": STEPS,
-            "trainer.checkpoint_every": EVERY,
-            "trainer.keep_last": 100,
-            "trainer.global_batch_size": 8,
-            "trainer.log_every": 10,
-            "snapshot.enabled": False,
-        }
-    )
+    fields = {"model.d_model": 32, "optim.lr": 3e-3, "optim.warmup_steps": 10, "snapshot.enabled": False}
+    fields |= {"trainer.max_steps": STEPS, "trainer.checkpoint_every": EVERY, "trainer.keep_last": 100}
+    return tiny(fields | {"trainer.global_batch_size": 8, "trainer.log_every": 10})
 
 
 @pytest.fixture

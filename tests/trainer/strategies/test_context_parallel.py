@@ -161,15 +161,8 @@ CASES = {name: (config, "fp32") for name, config in ALL.items()}
 CASES |= {f"bf16: {name}": (ALL[name], "bf16") for name in BF16}
 CASES |= {f"adapter {kind}": (ALL["headnorm"], kind) for kind in ("prefix", "prefix_plus")}
 #: Cases whose code others run as well: four processes alone have them.
-MORE = {
-    "relu",
-    "elu",
-    "identity",
-    "positions sinusoidal",
-    "documents, sinusoidal",
-    "documents, learned",
-    "headnorm_released",
-}
+MORE = {"relu", "elu", "identity", "positions sinusoidal", "documents, sinusoidal", "documents, learned"}
+MORE |= {"headnorm_released"}
 MORE |= {f"window {n}{with_documents}" for n in (1, 8, 31) for with_documents in ("", ", documents")}
 MORE |= {"bf16: biases", "bf16: headnorm", "analytic, none", "analytic, learned", "exact, learned, documents"}
 #: Heads that share keys and values as those of models of this age do, and none that share any.
@@ -227,27 +220,13 @@ def test_so_are_four_and_each_keeps_little(forked, tmp_path):
 def config(tiny, write_documents, tmp_path_factory):
     """Documents with padding, in steps of two micro-batches, and weights that move."""
     folder = tmp_path_factory.mktemp("text")
-    return tiny(
-        {
-            "data.path": str(write_documents(folder / "text")),
-            "data.cache_dir": str(folder / "cache"),
-            "data.val_fraction": 0.2,
-            "data.packing": "documents",
-            "data.bos": "document",
-            "model.vocab_size": 280,
-            "model.max_seq_len": 32,
-            "model.attention.documents": True,
-            "model.attention.normaliser": "softmax_sink",
-            "optim.schedule": "constant",
-            "optim.lr": 0.003,
-            "trainer.global_batch_size": 4,
-            "trainer.micro_batch_size": 2,
-            "trainer.max_steps": STEPS,
-            "trainer.checkpoint_every": HALF,
-            "trainer.val_sequences": 7,
-            "snapshot.n_sequences": 11,
-        }
-    )
+    fields = {"data.path": str(write_documents(folder / "text")), "data.cache_dir": str(folder / "cache")}
+    fields |= {"data.val_fraction": 0.2, "data.packing": "documents", "data.bos": "document"}
+    fields |= {"model.vocab_size": 280, "model.max_seq_len": 32, "model.attention.documents": True}
+    fields |= {"model.attention.normaliser": "softmax_sink", "optim.schedule": "constant", "optim.lr": 0.003}
+    fields |= {"trainer.global_batch_size": 4, "trainer.micro_batch_size": 2, "trainer.val_sequences": 7}
+    fields |= {"trainer.max_steps": STEPS, "trainer.checkpoint_every": HALF, "snapshot.n_sequences": 11}
+    return tiny(fields)
 
 
 @pytest.fixture(scope="module")
@@ -266,13 +245,8 @@ WAYS = {
     "ddp": ["--trainer.strategy=ddp"],
     "fsdp2": ["--trainer.strategy=fsdp2", "--trainer.activation_checkpointing=full"],
     "selective": ["--trainer.strategy=fsdp2", "--trainer.activation_checkpointing=selective"],
-    "bf16": [
-        "--trainer.strategy=fsdp2",
-        "--trainer.activation_checkpointing=full",
-        "--trainer.precision=bf16",
-        "--snapshot.enabled=false",
-    ],
 }
+WAYS["bf16"] = [*WAYS["fsdp2"], "--trainer.precision=bf16", "--snapshot.enabled=false"]
 
 
 def launch(launch_runs, folder, ways, n=2):

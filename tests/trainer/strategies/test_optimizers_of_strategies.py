@@ -47,19 +47,11 @@ NAMES = [name for name in LEGS if name not in SLOW]
 PAIRS = [(name, leg) for name in NAMES for leg in range(len(LEGS[name]))]
 #: Fields of a run by its name, where they are more than the optimizer's.
 FIELDS = {
-    "adamw": {
-        "optim.ema": "0.8",
-        "snapshot.enabled": "true",
-        "snapshot.gradients": "true",
-        "trainer.keep_last": "null",
-    },
+    "adamw": {"optim.ema": "0.8", "trainer.keep_last": "null"}
+    | {"snapshot.enabled": "true", "snapshot.gradients": "true"},
     "clip": {"optim.grad_clip": "0.02", "optim.clip_in_step": "true"},
-    "ramp": {
-        "trainer.micro_batch_size": "1",
-        "trainer.batch_ramp.start": "2",
-        "trainer.batch_ramp.increment": "2",
-        "trainer.batch_ramp.sequences": "12",
-    },
+    "ramp": {"trainer.micro_batch_size": "1"}
+    | {f"trainer.batch_ramp.{name}": n for name, n in (("start", "2"), ("increment", "2"), ("sequences", "12"))},
     "lora": {"adapter.kind": "lora", "adapter.rank": "2", "adapter.maps": "[attn.q, mlp.down]"},
     "prefix": {"adapter.kind": "prefix", "adapter.length": "3", "optim.lr": "0.05"},
     "prefix_plus": {"adapter.kind": "prefix_plus", "optim.lr": "0.05"},
@@ -76,14 +68,8 @@ def fields(tiny, tmp_path_factory):
     """The config's file; and ``fields(name, n_legs)``: those that differ in a run of so many legs."""
     folder = tmp_path_factory.mktemp("handed")
     config = tiny(
-        {
-            "trainer.global_batch_size": 8,
-            "trainer.checkpoint_every": LEG,
-            "trainer.keep_last": 1,
-            "snapshot.enabled": False,
-            "optim.schedule": "constant",
-            "optim.weight_decay": 0.2,
-        }
+        {"trainer.global_batch_size": 8, "trainer.checkpoint_every": LEG, "trainer.keep_last": 1}
+        | {"snapshot.enabled": False, "optim.schedule": "constant", "optim.weight_decay": 0.2}
     )
     config_file(file := folder / "run.yaml", config)
     # What the adapter is attached to.

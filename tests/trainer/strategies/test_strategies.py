@@ -77,16 +77,9 @@ OPTIONS = {
 SHARDING = ["zero2", "zero3"]
 
 #: A mixture whose load balance shows in the losses, and batches that two processes share as 1 + 1 and 1 + 0 samples.
-MIXTURE = [
-    "--model.experts.n_experts=5",
-    "--model.experts.d_ff=16",
-    "--model.experts.load_balance=2.0",
-    "--model.experts.router_z_loss=0.1",
-    "--trainer.global_batch_size=3",
-    "--trainer.micro_batch_size=1",
-    *BARE,
-    "--trainer.checkpoint_every=1",
-]
+MIXTURE = ["--model.experts.n_experts=5", "--model.experts.d_ff=16", "--model.experts.load_balance=2.0"]
+MIXTURE += ["--model.experts.router_z_loss=0.1", "--trainer.global_batch_size=3", "--trainer.micro_batch_size=1"]
+MIXTURE += [*BARE, "--trainer.checkpoint_every=1"]
 
 
 def is_zero(name):
@@ -105,22 +98,10 @@ def params(names):
 @pytest.fixture(scope="module")
 def config(tiny):
     """Two micro-batches a step and rank, a probe and validation that two ranks cannot share evenly."""
-    overrides = {
-        "optim.schedule": "constant",
-        "optim.lr": 0.003,
-        "optim.ema": 0.8,
-        "model.mlp": "swiglu",
-        "trainer.global_batch_size": 8,
-        "trainer.max_steps": STEPS,
-        "trainer.checkpoint_every": STEPS,
-        "trainer.val_sequences": 7,
-        "snapshot.n_sequences": 11,
-        "snapshot.gradients": True,
-        "eval.tasks": ["backcopy"],
-        "eval.n_docs": 5,
-        "eval.share": 1.0,
-    }
-    return tiny(overrides)
+    fields = {"optim.schedule": "constant", "optim.lr": 0.003, "optim.ema": 0.8, "model.mlp": "swiglu"}
+    fields |= {"trainer.max_steps": STEPS, "trainer.checkpoint_every": STEPS, "trainer.global_batch_size": 8}
+    fields |= {"trainer.val_sequences": 7, "snapshot.n_sequences": 11, "snapshot.gradients": True}
+    return tiny(fields | {"eval.tasks": ["backcopy"], "eval.n_docs": 5, "eval.share": 1.0})
 
 
 @pytest.fixture(scope="module")
