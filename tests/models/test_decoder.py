@@ -88,24 +88,21 @@ def test_logits_and_losses_are_soft_capped(tie_embeddings, lively, random_tokens
     torch.testing.assert_close(losses, by_torch)
 
 
-class Recorder(Seen):
-    """An observer that also keeps the order of what it is shown."""
+class Recorder:
+    """An observer that keeps the order and the shapes of what it is shown."""
 
     def __init__(self):
-        super().__init__()
         self.calls = []
 
     def residual(self, site, layer, h_BTD):
-        super().residual(site, layer, h_BTD)
-        self.calls.append((site, layer, h_BTD))
+        self.calls.append((site, layer, tuple(h_BTD.shape)))
 
     def attention(self, layer, attended):
-        super().attention(layer, attended)
-        self.calls += [("heads", layer, x) for x in vars(attended).values() if isinstance(x, torch.Tensor)]
+        shown = [x for x in vars(attended).values() if isinstance(x, torch.Tensor)]
+        self.calls += [("heads", layer, tuple(x.shape)) for x in shown]
 
     def neurons(self, layer, a_BTF):
-        super().neurons(layer, a_BTF)
-        self.calls.append(("neurons", layer, a_BTF))
+        self.calls.append(("neurons", layer, tuple(a_BTF.shape)))
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 4])
@@ -120,7 +117,7 @@ def test_an_observer_sees_the_documented_places_in_order(kind, n_kv_heads, livel
     for layer in (1, 2, 3):
         expected += [("heads", layer, (3, 4, 24, 8))] * 5
         expected += [("attention", layer, stream), ("neurons", layer, (3, 24, config.ff)), ("mlp", layer, stream)]
-    assert [(site, layer, tuple(x.shape)) for site, layer, x in recorder.calls] == expected
+    assert recorder.calls == expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind, attention in KINDS.items() if attention.normaliser == "softmax"])
@@ -247,10 +244,7 @@ def test_norms_on_both_sides_and_side_by_side(norm, parallel, lively):
 @pytest.mark.parametrize("positions", ["rope", "learned", "alibi"])
 def test_greedy_generation_equals_the_whole_pass_each_time(positions, lively):
     attention = AttentionConfig("headnorm", window=6, normaliser="softmax_sink")
-    config = ModelConfig(
-        d_model=32, n_layers=2, n_heads=4, vocab_size=50, max_seq_len=20, positions=positions, attention=attention
-    )
-    model = lively(config).eval()
+    model = lively(ModelConfig(**SMALL | {"max_seq_len": 20}, positions=positions, attention=attention)).eval()
     tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
     expected = tokens
     with torch.no_grad():

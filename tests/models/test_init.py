@@ -172,16 +172,12 @@ def test_an_orthogonal_model_keeps_its_tables_normal():
 
 
 def test_the_parts_are_all_the_matrices_of_a_model():
-    matrices = {
-        part(f"{name}.weight") for name, m in Decoder(MODEL).named_modules() if isinstance(m, (Linear, Embedding))
-    }
-    assert set(PARTS) == matrices
+    modules = Decoder(MODEL).named_modules()
+    assert set(PARTS) == {part(f"{name}.weight") for name, m in modules if isinstance(m, (Linear, Embedding))}
 
 
 @pytest.mark.parametrize("kind", ["fan_in", "gpt2", "truncated_normal", "orthogonal"])
-@pytest.mark.parametrize(
-    "zero", [[], ["attn.o", "mlp.down"], ["attn.gate.map", "positions.table"], list(PARTS)], ids=str
-)
+@pytest.mark.parametrize("zero", [[], ["attn.o", "mlp.down"], ["attn.gate.map", "positions.table"], [*PARTS]], ids=str)
 def test_a_part_starts_at_zero_and_all_else_as_without(kind, zero):
     config = with_init(kind=kind, zero=zero)
     ours, others = values(config), values(with_init(kind=kind))
@@ -249,9 +245,7 @@ def test_a_released_gain_is_born_at_the_spread_of_the_first_tokens_outputs(chang
 
 def test_the_released_gain_at_the_published_width():
     """.02 · √768."""
-    config = ModelConfig(
-        d_model=768, n_layers=1, n_heads=12, attention=RELEASED, init=InitConfig(kind="gpt2", std=0.02)
-    )
+    config = ModelConfig(d_model=768, n_layers=1, n_heads=12, attention=RELEASED, init=InitConfig("gpt2", 0.02))
     with torch.device("meta"):
         plan = birth_plan(Decoder(config), config.init)
     assert plan["blocks.0.attn.aggregate.gain"] == Constant(0.554256)

@@ -42,9 +42,8 @@ def test_gradients_are_those_of_the_formula(shape, dtype, rounding):
     found = torch.autograd.grad(rms_norm(x, gain, EPS), (x, gain), dy)
     exact_x, exact_gain = (tensor.detach().double().requires_grad_() for tensor in (x, gain))
     formula = exact_x / (exact_x.square().mean(-1, keepdim=True) + EPS).sqrt() * exact_gain
-    for ours, exact, given in zip(
-        found, torch.autograd.grad(formula, (exact_x, exact_gain), dy.double()), (x, gain), strict=True
-    ):
+    wanted = torch.autograd.grad(formula, (exact_x, exact_gain), dy.double())
+    for ours, exact, given in zip(found, wanted, (x, gain), strict=True):
         assert ours.dtype == given.dtype
         # Over one channel the gradient is what is left of two numbers of the size of dy · gain / x.
         scale = max(float(exact.norm()), float((dy * gain / x).detach().norm()) if shape[-1] == 1 else 0.0)
@@ -74,13 +73,8 @@ def test_it_keeps_its_input_and_one_number_a_row():
 def test_rows_that_lie_apart_and_a_gain_that_is_frozen():
     x, _, dy = inputs((3, 64, 40), torch.float32)
     gain = torch.linspace(0.5, 1.5, 64)
-    found, exact = (
-        norm(x.transpose(1, 2))
-        for norm in (
-            lambda rows: rms_norm(rows, gain, EPS),
-            lambda rows: F.rms_norm(rows.double(), (64,), gain.double(), EPS),
-        )
-    )
+    found = rms_norm(x.transpose(1, 2), gain, EPS)
+    exact = F.rms_norm(x.transpose(1, 2).double(), (64,), gain.double(), EPS)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, dy.transpose(1, 2).to(y.dtype))[0] for y in (found, exact)))
 
 
@@ -174,9 +168,8 @@ def test_a_gated_norm_is_its_formula_and_born_as_the_plain_one(norm):
 def test_a_scale_stands_before_the_norm_and_a_tanh_in_its_place():
     shape = SHAPE | {"norm_placement": "both"}
     plain = born(ModelConfig(**shape), 0)
-    scaled, bent = (
-        born(ModelConfig(**shape, **more), 0) for more in ({"norm_scale": True}, {"norm": "dyt", "bias": True})
-    )
+    scaled = born(ModelConfig(**shape, norm_scale=True), 0)
+    bent = born(ModelConfig(**shape, norm="dyt", bias=True), 0)
     tokens = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(0))
     assert torch.equal(scaled(tokens), plain(tokens))
     for model, found in ((scaled, {"scale"}), (bent, {"alpha", "bias"})):

@@ -108,9 +108,8 @@ def test_what_runs_on_cuda_agrees_too(name, positions, cuda_operators):
 def test_the_kernel_that_is_named_is_the_one_that_runs(name, positions):
     seen = Seen()
     build(ARMS[name])[0](torch.randn(1, T, D, dtype=torch.float64), place(positions)[0], seen)
-    expected = explicit_because(
-        ModelConfig(positions=positions, attention=replace(ARMS[name], aggregation_blocks=None))
-    )
+    attention = replace(ARMS[name], aggregation_blocks=None)
+    expected = explicit_because(ModelConfig(positions=positions, attention=attention))
     assert type(seen.attended[1].weights) is (FusedSoftmax if expected is None else Explicit)
 
 
@@ -192,9 +191,8 @@ def test_scores_of_bf16_err_no_more_than_those_that_are_rotated_in_float32(fract
         """A pair as one complex number, times that of its angle."""
         angles = torch.outer(torch.arange(256.0), 10000.0 ** -(torch.arange(0, n_turned, 2) / n_turned)).double()
         real, imaginary = x_TK[:, :n_turned].double().chunk(2, dim=1)
-        pairs = torch.complex(real, imaginary).to(complex_dtype) * torch.polar(torch.ones(()).double(), angles).to(
-            complex_dtype
-        )
+        turns = torch.polar(torch.ones(()).double(), angles).to(complex_dtype)
+        pairs = torch.complex(real, imaginary).to(complex_dtype) * turns
         return torch.cat([pairs.real, pairs.imag, x_TK[:, n_turned:].to(pairs.real.dtype)], dim=1)
 
     truth = turned(q_TK, torch.complex128) @ turned(k_TK, torch.complex128).T

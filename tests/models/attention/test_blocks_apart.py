@@ -53,7 +53,6 @@ def test_blocks_that_are_left_out_take_their_windows_along():
     mixed = born(config(window=WINDOWS, nope_blocks=NOPE), 0)
     shorter = BlockDropping([0]).changed(ModelWeights(mixed.config, mixed.state_dict()), 0, None).config.attention
     assert (shorter.window, shorter.nope_blocks) == ([None, 6], [0])
-    last = BlockDropping([0, 2]).changed(
-        ModelWeights(replace(mixed.config, attention=AttentionConfig(window=WINDOWS)), mixed.state_dict()), 0, None
-    )
+    windowed = replace(mixed.config, attention=AttentionConfig(window=WINDOWS))
+    last = BlockDropping([0, 2]).changed(ModelWeights(windowed, mixed.state_dict()), 0, None)
     assert last.config.attention.window is None

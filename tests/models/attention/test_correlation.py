@@ -12,13 +12,9 @@ from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
 CONFIG = ModelConfig(
-    d_model=64,
-    n_layers=3,
-    n_heads=4,
-    vocab_size=512,
-    max_seq_len=64,
+    d_model=64, n_layers=3, n_heads=4, vocab_size=512, max_seq_len=64,
     attention=AttentionConfig("calibrated", calibration=CalibrationConfig(correlation="estimated")),
-)
+)  # fmt: skip
 
 
 def values(rho, n=400, length=24, seed=0, mean=3.0):
@@ -80,9 +76,8 @@ def test_a_birth_settles_by_its_seed_alone_and_leaves_the_mode_as_it_was():
     assert digest(one) == digest(two)
     # Paired births: the parameters are those of the plain arm.
     assert digest(one) == digest(born(replace(CONFIG, attention=AttentionConfig()), 0))
-    rho = torch.stack(
-        [part(torch.zeros(1, 1, 1, 1))[:, 0] for part in one.eval().modules() if isinstance(part, EstimatedCorrelation)]
-    )
+    parts = [part for part in one.eval().modules() if isinstance(part, EstimatedCorrelation)]
+    rho = torch.stack([part(torch.zeros(1, 1, 1, 1))[:, 0] for part in parts])
     # Values of different positions are independent in the first block, and share what attention averaged further on.
     assert rho[0].max() < 0.1
     assert rho[1:].mean() > 0.2

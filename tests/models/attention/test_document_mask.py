@@ -1,9 +1,9 @@
 """Documents of one sequence against each document alone."""
 
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -13,18 +13,14 @@ from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.attention.correlation import EstimatedCorrelation, _moments_of_documents
 from birthmark.models.attention.document_mask import Documents
 from birthmark.models.birth import born
-from birthmark.models.config import ModelConfig
+from birthmark.models.config import ModelConfig, nested
+from birthmark.models.exchange.exported.config_fields import config_of_fields
 from birthmark.models.linear_cross_entropy import IGNORED
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ModelConfig(d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=61, max_seq_len=48)
 #: Two sequences; the second ends in padding.
 LENGTHS = [[1, 20, 3, 24], [2, 17, 9, 11]]
-
-
-def _set(config, path, value):
-    head, _, rest = path.partition(".")
-    return replace(config, **{head: _set(getattr(config, head), rest, value) if rest else value})
 
 
 #: Documents are set below, and a prefix excludes them.
@@ -47,16 +43,11 @@ ARMS = arms()
 
 
 def config_of(fields, base=CONFIG):
-    fields = {k.removeprefix("model."): v for k, v in fields.items()} | {"attention.documents": True}
-    # Fields that need one another are set together.
-    calibrated = fields.pop("attention.aggregation", None)
-    parts = {k: v for k, v in fields.items() if k.startswith("attention.")}
-    attention = AttentionConfig(aggregation=calibrated or "plain")
-    attention = reduce(lambda a, item: _set(a, item[0].removeprefix("attention."), item[1]), parts.items(), attention)
-    rest = {k: v for k, v in fields.items() if not k.startswith("attention.")}
+    fields = nested({k.removeprefix("model."): v for k, v in fields.items()} | {"attention.documents": True})
+    attention = config_of_fields(AttentionConfig, fields.pop("attention"))
     if attention.latent.is_on or attention.normaliser == "differential":  # they share no keys among heads
-        rest["n_kv_heads"] = None
-    return replace(base, attention=attention, **rest)
+        fields["n_kv_heads"] = None
+    return replace(base, attention=attention, **fields)
 
 
 def numbers():
@@ -69,14 +60,17 @@ def tokens():
     return torch.randint(0, 61, (2, 48), generator=torch.Generator().manual_seed(3))
 
 
+def places():
+    """(sequence, positions) of each document."""
+    for b, lengths in enumerate(LENGTHS):
+        ends = np.cumsum(lengths)
+        yield from ((b, slice(end - n, end)) for n, end in zip(lengths, ends, strict=True))
+
+
 def alone(model, tokens):
     """(sequence, positions, what comes of the document there)."""
-    for b, lengths in enumerate(LENGTHS):
-        first = 0
-        for n in lengths:
-            here = slice(first, first + n)
-            yield b, here, model(tokens[b : b + 1, here])[0]
-            first += n
+    for b, here in places():
+        yield b, here, model(tokens[b : b + 1, here])[0]
 
 
 @pytest.mark.parametrize("unknown", [False, True], ids=["grouped", "explicit"])
@@ -149,7 +143,7 @@ def test_every_position_is_in_one_group():
 
 def test_moments_of_documents_are_those_of_pairs_within_them():
     v = torch.randn(2, 3, 48, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.7
-    real = [v[b, :, start : start + n] for b in range(2) for start, n in _places(b)]
+    real = [v[b, :, here] for b, here in places()]
     mean, square, of_mean, length = _moments_of_documents(v, Documents.of(numbers()))
     tokens = torch.cat(real, dim=1)
     torch.testing.assert_close(mean, tokens.mean(1))
@@ -161,22 +155,13 @@ def test_moments_of_documents_are_those_of_pairs_within_them():
     torch.testing.assert_close(product, torch.stack(pairs).mean(0))
 
     # Of whole sequences they are what they are without documents.
-    config = config_of(
-        {"model.attention.aggregation": "calibrated"},
-        replace(CONFIG, n_heads=3, n_kv_heads=3, d_model=15, positions="none"),
-    )
+    base = replace(CONFIG, n_heads=3, n_kv_heads=3, d_model=15, positions="none")
+    config = config_of({"model.attention.aggregation": "calibrated"}, base)
     with_them, without = EstimatedCorrelation(config).double(), EstimatedCorrelation(config).double()
     with_them.update(v, Documents.of(torch.zeros(2, 48).long()))
     without.update(v)
     for a, b in zip(with_them.buffers(), without.buffers(), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def _places(b):
-    first = 0
-    for n in LENGTHS[b]:
-        yield first, n
-        first += n
 
 
 def test_a_model_that_does_not_keep_documents_apart_is_shown_none(tokens):

@@ -92,9 +92,7 @@ def test_outputs_and_gradients_equal_the_explicit_matrix(shape, of_values, dtype
             assert float((g.double() - (0 if w is None else w)).abs().max()) < 10 * tolerance * size
 
 
-@pytest.mark.parametrize(
-    ("length", "spread"), [(1, 1.0), (5, 1.0), (64, 1.0), (200, 1.0), (40, 0.0), (40, 0.1), (40, 3.0)]
-)
+@pytest.mark.parametrize(("length", "spread"), [*((n, 1.0) for n in (1, 5, 64, 200)), (40, 0.0), (40, 0.1), (40, 3.0)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 3e-5)])
 def test_effective_tokens_are_one_over_the_sum_of_squared_weights(length, spread, dtype, tolerance):
     q, k, v, _, d_lse = make((2, 2, length, 8), seed=length, dtype=dtype, spread=spread)
@@ -253,11 +251,9 @@ def test_the_backward_pass_of_bf16_blocks_fills_no_tensor_as_large_as_the_weight
     out = kernels.causal_attention(*ours, 0.3)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         torch.autograd.grad(out, ours, d_out)
-    filled = [
-        math.prod(event.input_shapes[0]) for event in seen.events() if event.name in ("aten::fill_", "aten::zero_")
-    ]
+    fills = [event for event in seen.events() if event.name in ("aten::fill_", "aten::zero_")]
     lower_triangles = 2 * 300 * 301 // 2
-    assert 0 < max(filled) < lower_triangles
+    assert 0 < max(math.prod(event.input_shapes[0]) for event in fills) < lower_triangles
 
 
 def test_bf16_attention_has_the_same_gradients_under_activation_checkpointing(bf16_path):
@@ -265,10 +261,8 @@ def test_bf16_attention_has_the_same_gradients_under_activation_checkpointing(bf
     plain, checkpointed = leaves(q, k, v), leaves(q, k, v)
     out = kernels.causal_attention(*plain, 0.25)
     again = checkpoint(kernels.causal_attention, *checkpointed, 0.25, use_reentrant=False)
-    for g, w in zip(
-        torch.autograd.grad(again, checkpointed, d_out), torch.autograd.grad(out, plain, d_out), strict=True
-    ):
-        assert torch.equal(g, w)
+    gradients = torch.autograd.grad(again, checkpointed, d_out), torch.autograd.grad(out, plain, d_out)
+    assert all(map(torch.equal, *gradients))
 
 
 def test_an_autocast_around_bf16_attention_keeps_its_scores_float32(bf16_path):

@@ -47,9 +47,8 @@ def test_more_than_it_was_made_for_is_refused():
 
 
 def test_what_one_block_finds_of_the_keys_in_sight_serves_all(monkeypatch):
-    config = ModelConfig(
-        d_model=16, n_layers=3, n_heads=2, vocab_size=40, max_seq_len=12, attention=AttentionConfig(window=4)
-    )
+    shape = {"d_model": 16, "n_layers": 3, "n_heads": 2, "vocab_size": 40, "max_seq_len": 12}
+    config = ModelConfig(**shape, attention=AttentionConfig(window=4))
     model, found = born(config, 0).eval(), []
     whole = Scores._seen
     monkeypatch.setattr(Scores, "_seen", lambda self, *places: found.append(places) or whole(self, *places))

@@ -173,9 +173,8 @@ def test_values_narrower_than_keys_run_on_every_kernel(name, cuda_operators):
 
 
 def test_widths_follow_the_head_and_figures_follow_the_widths():
-    config = ModelConfig(
-        d_model=64, n_layers=2, n_heads=4, vocab_size=32, attention=AttentionConfig(latent=LatentConfig(24))
-    )
+    attention = AttentionConfig(latent=LatentConfig(24))
+    config = ModelConfig(d_model=64, n_layers=2, n_heads=4, vocab_size=32, attention=attention)
     assert (config.d_rope, config.d_key, config.d_value) == (8, 24, 16)
     found = describe(config)
     assert found["n_params"] == sum(parameter.numel() for parameter in born(config, 0).parameters())
@@ -187,11 +186,8 @@ def test_widths_follow_the_head_and_figures_follow_the_widths():
 
 
 def test_a_birth_shares_what_it_has_in_common():
-    latent, plain = (
-        born(config_of(replace(LATENT, q_rank=12, value_width=6)), 0),
-        born(ModelConfig(**SIZES, mlp="swiglu"), 0),
-    )
-    ours, theirs = latent.state_dict(), plain.state_dict()
+    ours = born(config_of(replace(LATENT, q_rank=12, value_width=6)), 0).state_dict()
+    theirs = born(ModelConfig(**SIZES, mlp="swiglu"), 0).state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() & theirs.keys())
     assert {name.split(".", 2)[2] for name in theirs.keys() - ours.keys()} == {f"attn.{x}.weight" for x in "qkv"}
     for name, fan_in in {"q_down": D, "q_up": 12, "kv_down": D, "kv_up": R}.items():

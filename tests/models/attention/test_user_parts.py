@@ -102,9 +102,8 @@ def test_it_is_born_paired_and_counted(here):
 
 
 def test_a_run_records_it_measures_it_and_resumes(here, tiny):
-    config = tiny(
-        {"model.attention.normaliser": "my_arms:SquaredRelu", "trainer.max_steps": 2, "snapshot.n_strangers": 1}
-    )
+    arm = {"model.attention.normaliser": "my_arms:SquaredRelu"}
+    config = tiny(arm | {"trainer.max_steps": 2, "snapshot.n_strangers": 1})
     run, quiet = RunDir(here / "run"), Console(quiet=True)
     pretrain(config, run, console=quiet)
     saved = read_config(run.config)
@@ -117,10 +116,7 @@ def test_a_run_records_it_measures_it_and_resumes(here, tiny):
 
 REFUSED = {
     "a typing mistake": ({"normaliser": "sofmax"}, "normaliser is 'sofmax': give softmax, softmax_off_by_one, softmax"),
-    "no such name of ours": (
-        {"gate": "heads"},
-        "gate is 'heads': give none, head, channel, or a class of your own as ",
-    ),
+    "no such name of ours": ({"gate": "heads"}, "gate is 'heads': give none, head, channel, or a class of your own as"),
     "no module": ({"normaliser": "no_such:A"}, "no_such:A: cannot be imported (ModuleNotFoundError: No module named"),
     "no class": ({"normaliser": "my_arms:A"}, "my_arms:A: cannot be imported (AttributeError: module 'my_arms' has no"),
     "another class": ({"gate": "collections:OrderedDict"}, "derive it from birthmark.models.attention.attention.Plain"),

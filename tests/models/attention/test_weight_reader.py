@@ -48,9 +48,7 @@ class Keep:
 ARMS = {
     "window": AttentionConfig(window=9),
     "prefix": AttentionConfig(prefix=40),
-    "window, prefix, exact, off by one": AttentionConfig(
-        "calibrated", normaliser="softmax_off_by_one", window=5, prefix=35
-    ),
+    "window, prefix, exact": AttentionConfig("calibrated", normaliser="softmax_off_by_one", window=5, prefix=35),
     "sink, key and value bias": AttentionConfig(normaliser="softmax_sink", kv_bias="key_value"),
     "relu, normalised, prefix": AttentionConfig(normaliser="relu", normalise_rows=True, prefix=40),
 } | {name: attention_arms.ARMS[name] for name in ("plain", "headnorm", attention_arms.EXACT, "off by one", "sigmoid")}

@@ -39,11 +39,9 @@ def test_a_published_model_has_the_tensors_that_transformers_gives_it(name, fami
     assert content["model_type"] == family
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**content))
-    expected = {
-        n.replace("lm_head", "embed_out") if family == "gpt_neox" else n: p for n, p in theirs.named_parameters()
-    }
-    found = {part.hf_name: part.shape for part in tensor_mappings(config, family_of(config))}
-    assert found == {name: tuple(parameter.shape) for name, parameter in expected.items()}
+    head = "embed_out" if family == "gpt_neox" else "lm_head"
+    expected = {name.replace("lm_head", head): tuple(p.shape) for name, p in theirs.named_parameters()}
+    assert {part.hf_name: part.shape for part in tensor_mappings(config, family_of(config))} == expected
 
 
 def test_configs_as_they_were_first_published_are_our_presets():
@@ -59,10 +57,8 @@ def test_configs_as_they_were_first_published_are_our_presets():
         "torch_dtype": "float16", "use_parallel_residual": True, "vocab_size": 50304,
     }  # fmt: skip
     for name, content in {"gpt2-124m": gpt2, "pythia-160m": pythia}.items():
-        expected = preset(name)
-        assert config_from_json(content) == dataclasses.replace(
-            expected, init=InitConfig("normal"), d_ff=None if name == "gpt2-124m" else 3072
-        )
+        d_ff = None if name == "gpt2-124m" else 3072
+        assert config_from_json(content) == dataclasses.replace(preset(name), init=InitConfig("normal"), d_ff=d_ff)
 
 
 def test_the_older_spelling_of_rotary_settings_is_read_and_written(their_folder, tmp_path):
@@ -188,12 +184,8 @@ REFUSED_ARMS = [
     ("llama", attention(window=[8, None]), "model.attention.window [8, None] has", "llama"),
     ("llama", attention(prefix=4), "model.attention.prefix 4 has", "llama"),
     ("llama", attention(kv_bias="key"), "model.attention.kv_bias key has", "llama"),
-    (
-        "llama",
-        attention(aggregation="calibrated", calibration=CalibrationConfig("analytic")),
-        "model.attention.aggregation calibrated, model.attention.calibration.n_eff analytic have",
-        "llama",
-    ),
+    ("llama", attention(aggregation="calibrated", calibration=CalibrationConfig("analytic")),
+     "model.attention.aggregation calibrated, model.attention.calibration.n_eff analytic have", "llama"),
     ("llama", {"norm_placement": "both"}, "model.norm_placement both has", "llama"),
     ("llama", {"norm": "none"}, "model.norm none has", "llama"),
     ("qwen3", {"mlp": "gelu"}, "model.mlp gelu has", "qwen3"),
@@ -204,7 +196,7 @@ REFUSED_ARMS = [
     ("gpt2", {"bias": False}, "model.bias False, model.attention.qkv_bias False have", "gpt2"),
     ("gpt_neox", {"n_kv_heads": 2}, "model.n_kv_heads 2 has", "gpt_neox"),
     ("gpt_neox", {"head_dim": 40}, "model.head_dim 40 has", "gpt_neox"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

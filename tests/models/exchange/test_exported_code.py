@@ -41,31 +41,25 @@ MORE = {
     "alibi and a window": {"positions": "alibi", "attention.window": 5, "n_kv_heads": 1},
     "documents": {"attention.documents": True},
     "differential": {
-        "attention.normaliser": "differential",
-        "attention.aggregation": "differential_norm",
-        "positions": "alibi",
+        "attention.normaliser": "differential", "attention.aggregation": "differential_norm", "positions": "alibi",
     },
     "learned keys": {"attention.kv_bias": "key_value", "attention.kv_bias_tokens": 3, "attention.v_norm": "head"},
     "latent": {"attention.latent.kv_rank": 6, "attention.latent.q_rank": 5, "attention.gate": "channel"},
     "narrow values": {
-        "attention.latent.kv_rank": 6,
-        "attention.latent.value_width": 3,
-        "attention.normaliser": "softmax_sink",
+        "attention.latent.kv_rank": 6, "attention.latent.value_width": 3, "attention.normaliser": "softmax_sink",
     },
     "blocks apart": {"attention.window": [4, None], "attention.nope_blocks": [1]},
     "a gate of silu": {"attention.gate": "channel", "attention.gate_activation": "silu", "attention.gate_at": "key"},
     "experts": {"mlp": "swiglu", "experts.n_experts": 4, "experts.n_dense": 1, "experts.d_shared": 8},
     "in some blocks": {"attention.aggregation": "headnorm", "attention.aggregation_blocks": [1]},
-}
+}  # fmt: skip
 
 
 def arms():
     study = yaml.safe_load(Path(birthmark.__file__).parent.joinpath("configs/studies/sinks.yaml").read_text())
-    of_study = {
-        name: {field.removeprefix("model."): value for field, value in arm.items()}
-        for name, arm in study["arms"].items()
-    }
-    return {name: config_of_fields(ModelConfig, nested({**SMALL, **arm})) for name, arm in {**of_study, **MORE}.items()}
+    every = study["arms"] | MORE
+    fields = {name: {field.removeprefix("model."): x for field, x in arm.items()} for name, arm in every.items()}
+    return {name: config_of_fields(ModelConfig, nested(SMALL | arm)) for name, arm in fields.items()}
 
 
 ARMS = arms()

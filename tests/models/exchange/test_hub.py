@@ -72,9 +72,7 @@ def test_what_reads_as_a_path_is_not_looked_up(name, silent_hub, tmp_path, capsy
     for command in (["identify", name, "--seeds", "0..1"], ["snapshot", name], ["fingerprint", name, name]):
         assert main(command) == 2
         line = capsys.readouterr().err
-        assert (
-            f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers (no such" in line
-        )
+        assert f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers (no" in line
         assert ("runs is a folder here, so it is not looked up on the hub" in line) == name.startswith("runs/")
     assert silent_hub == []
 

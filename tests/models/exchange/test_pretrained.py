@@ -97,9 +97,8 @@ def test_our_model_gives_our_logits_there_and_comes_back_bit_for_bit(our_name, o
     save_pretrained(ours, tmp_path / "one")
     save_pretrained(ours, tmp_path / "many", max_shard_bytes=9000)
     for folder in (tmp_path / "one", tmp_path / "many"):
-        theirs, said = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="eager", output_loading_info=True
-        )
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        theirs, said = load(folder, attn_implementation="eager", output_loading_info=True)
         assert theirs.config.model_type == our_name
         assert not any(said.values())
         assert_same_logits(ours, theirs)
@@ -371,9 +370,8 @@ def test_the_tokenizer_encodes_there_as_here(our_name, kind, our_model, tmp_path
     notes = save_pretrained(ours, tmp_path / "out", tokenizer_file=tmp_path / "t.json", eos_token_id=0)
     # For one family, AutoTokenizer has rules of its own; the note says what to load instead.
     assert ["PreTrainedTokenizerFast" in note for note in notes] == [True] * (our_name == "qwen2")
-    theirs = (transformers.PreTrainedTokenizerFast if notes else transformers.AutoTokenizer).from_pretrained(
-        tmp_path / "out"
-    )
+    kind = transformers.PreTrainedTokenizerFast if notes else transformers.AutoTokenizer
+    theirs = kind.from_pretrained(tmp_path / "out")
     for text in ("def f(x):\n\treturn  x ", " Ünïcode — 日本 🙂", "a ,b . don't", " 1234 e\u0301", ""):
         ids = tokenizer.encode(text).ids
         assert theirs.encode(text, add_special_tokens=False) == ids
