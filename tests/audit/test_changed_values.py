@@ -51,9 +51,8 @@ def test_a_thousandth_of_the_bytes_is_read():
     found = sample(weights, scan=False)
     assert found.bytes_read < 0.01 * found.n_bytes
     assert found.n_bytes == 4 << 21
-    np.testing.assert_array_equal(
-        found.values["w"][3], weights.tensors["w"][(start := run_starts("w", 1 << 21)[3]) : start + 64]
-    )
+    start = run_starts("w", 1 << 21)[3]
+    np.testing.assert_array_equal(found.values["w"][3], weights.tensors["w"][start : start + 64])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -45,10 +45,8 @@ def test_truncated_empty_and_missing_files_are_rows_and_the_audit_goes_on(suite,
     ],
 )
 def test_a_header_whose_tensors_do_not_fill_the_file_is_damaged(tmp_path, spans, message):
-    header = {
-        name: {"dtype": "F32", "shape": [2, 2], "data_offsets": list(span)}
-        for name, span in zip("ab", spans, strict=True)
-    }
+    kind = {"dtype": "F32", "shape": [2, 2]}
+    header = {name: kind | {"data_offsets": list(span)} for name, span in zip("ab", spans, strict=True)}
     text = json.dumps(header).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(max(stop for _, stop in spans)))
@@ -192,9 +190,7 @@ def test_another_tokenizer_is_found_by_the_part_that_differs(suite, audited):
 
 
 @pytest.mark.heavy
-def test_a_suite_where_nothing_is_readable_has_the_reason_of_each_file(
-    suite, audited, tmp_path, capsys, python, monkeypatch
-):
+def test_where_nothing_is_readable_each_file_has_its_reason(suite, audited, tmp_path, capsys, python, monkeypatch):
     monkeypatch.setattr("sys.executable", python)
     for step in (0, 4, 8):
         weights_file(suite, step).write_bytes(bytes(range(256)) * (step + 1))

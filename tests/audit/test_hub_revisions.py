@@ -51,9 +51,8 @@ class Hub(BaseHTTPRequestHandler):
                     self.answer(status=404, X_Error_Code="EntryNotFound")
                     return
                 content = file.read_bytes()
-                self.answer(
-                    content, X_Repo_Commit=sha1(file.parent.name), ETag=f'"{hashlib.sha1(content).hexdigest()}"'
-                )
+                tag = hashlib.sha1(content).hexdigest()
+                self.answer(content, X_Repo_Commit=sha1(file.parent.name), ETag=f'"{tag}"')
             case _:
                 self.answer(status=404, X_Error_Code="EntryNotFound")
 
@@ -85,12 +84,11 @@ def hub(tmp_path, monkeypatch):
     server.root, server.look = root, lambda: at_once.append(len(list(held.glob("birthmark-hub-*"))))
     monkeypatch.setattr(tempfile, "tempdir", str(held))
     where = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", where)
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", where + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+    for name, value in {
+        "ENDPOINT": where, "HUGGINGFACE_CO_URL_TEMPLATE": where + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_PROGRESS_BARS": True,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield SimpleNamespace(root=root, held=held, at_once=at_once)
