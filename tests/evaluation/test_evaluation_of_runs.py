@@ -37,9 +37,7 @@ def plain_log_probs(model, window):
 def test_scores_of_windows_are_those_of_each_alone(model):
     draw = np.random.default_rng(0)
     lengths = [(12, 12), (3, 1), (7, 4), (1, 1), (5, 5)]
-    windows = [
-        Window(draw.integers(0, 300, length).tolist(), draw.integers(0, 300, n).tolist()) for length, n in lengths
-    ]
+    windows = [Window(*(draw.integers(0, 300, n).tolist() for n in both)) for both in lengths]
     likely = plain_log_probs(model, windows[1])
     best = int(model(torch.tensor([list(windows[1].inputs)]))[0, -1].argmax())
     windows.append(Window(windows[1].inputs, [best]))

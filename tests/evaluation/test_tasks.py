@@ -131,9 +131,8 @@ def test_scores_are_those_of_lm_eval_on_the_exported_model(files, model, word_to
         batch_size=2,
         device="cpu",
     )
-    theirs = evaluator.simple_evaluate(
-        exported, tasks=asked, num_fewshot=2, limit=7, task_manager=TaskManager(include_defaults=False)
-    )
+    manager = TaskManager(include_defaults=False)
+    theirs = evaluator.simple_evaluate(exported, tasks=asked, num_fewshot=2, limit=7, task_manager=manager)
     written = []
     for name in ("choose", "read", "last", "write"):
         assert len(ours["samples"][name]) == 7

@@ -29,62 +29,34 @@ UNIT = Intervention("ablate_unit", (12,), units=(1229,))
 @pytest.mark.parametrize(
     ("what", "passes", "sentence"),
     [
-        (
-            MASK,
-            [(None, [0.009], [0.470]), (1.0, [0.256], [0.263])],
-            "A sink forms at 20: attention to it goes from 0.009 to 0.256, as much as to key 0 (0.263, before 0.470).",
-        ),
-        (
-            MASK,
-            [(None, [0.009], [0.470]), (1.0, [0.119], [0.379])],
-            "A sink forms at 20: attention to it goes from 0.009 to 0.119; key 0 gets 0.379 (before 0.470).",
-        ),
-        (
-            MASK,
-            [(None, [0.009], [0.470]), (1.0, [0.010], [0.470])],
-            "No sink forms at 20: attention to it goes from 0.009 to 0.010; key 0 gets 0.470 (before 0.470).",
-        ),
-        (
-            DOSES,
-            [(None, [0.009], [0.470]), (4.0, [0.050], [0.470]), (8.0, [0.100], [0.4])],
-            "A sink forms at 20: attention to it goes from 0.009 to 0.100, at λ 8; key 0 gets 0.400 (before 0.470).",
-        ),
-        (
-            UNIT,
-            [(None, [0.470], [0.470], [3.5, 3.6]), (1.0, [0.100], [0.100], [5.0, 5.2])],
-            "The sink at 0 goes: attention to it falls from 0.470 to 0.100. The loss goes from 3.55 to 5.10 nats per "
-            "token (+1.550 ± 0.050).",
-        ),
-        (
-            UNIT,
-            [(None, [0.470], [0.470]), (1.0, [0.300], [0.300])],
-            "The sink at 0 weakens: attention to it goes from 0.470 to 0.300.",
-        ),
-        (
-            UNIT,
-            [(None, [0.470], [0.470], [3.5, 3.6]), (1.0, [0.460], [0.460], [3.4, 3.5])],
-            "The sink at 0 stays: attention to it goes from 0.470 to 0.460. The loss goes from 3.55 to 3.45 nats per "
-            "token (-0.100 ± 0.000).",
-        ),
-        (
-            UNIT,
-            [(None, [0.061], [0.061]), (1.0, [0.060], [0.060])],
-            "There is no sink at 0: attention to it goes from 0.061 to 0.060.",
-        ),
+        (MASK, [(None, [0.009], [0.470]), (1.0, [0.256], [0.263])],
+         "A sink forms at 20: attention to it goes from 0.009 to 0.256, as much as to key 0 (0.263, before 0.470)."),
+        (MASK, [(None, [0.009], [0.470]), (1.0, [0.119], [0.379])],
+         "A sink forms at 20: attention to it goes from 0.009 to 0.119; key 0 gets 0.379 (before 0.470)."),
+        (MASK, [(None, [0.009], [0.470]), (1.0, [0.010], [0.470])],
+         "No sink forms at 20: attention to it goes from 0.009 to 0.010; key 0 gets 0.470 (before 0.470)."),
+        (DOSES, [(None, [0.009], [0.470]), (4.0, [0.050], [0.470]), (8.0, [0.100], [0.4])],
+         "A sink forms at 20: attention to it goes from 0.009 to 0.100, at λ 8; key 0 gets 0.400 (before 0.470)."),
+        (UNIT, [(None, [0.470], [0.470], [3.5, 3.6]), (1.0, [0.100], [0.100], [5.0, 5.2])],
+         "The sink at 0 goes: attention to it falls from 0.470 to 0.100. The loss goes from 3.55 to 5.10 nats per "
+         "token (+1.550 ± 0.050)."),
+        (UNIT, [(None, [0.470], [0.470]), (1.0, [0.300], [0.300])],
+         "The sink at 0 weakens: attention to it goes from 0.470 to 0.300."),
+        (UNIT, [(None, [0.470], [0.470], [3.5, 3.6]), (1.0, [0.460], [0.460], [3.4, 3.5])],
+         "The sink at 0 stays: attention to it goes from 0.470 to 0.460. The loss goes from 3.55 to 3.45 nats per "
+         "token (-0.100 ± 0.000)."),
+        (UNIT, [(None, [0.061], [0.061]), (1.0, [0.060], [0.060])],
+         "There is no sink at 0: attention to it goes from 0.061 to 0.060."),
     ],
-)
+)  # fmt: skip
 def test_a_sentence_says_what_formed_and_what_went(what, passes, sentence):
     assert said(what, *(passed(*one) for one in passes)) == sentence
 
 
 def test_every_key_has_its_sentence_and_the_strongest_dose_speaks():
     what = Intervention("scale", (1,), (20, 30), lambdas=(2.0, 8.0, 16.0))
-    passes = [
-        passed(None, [0.009, 0.008], [0.4, 0.4]),
-        passed(2.0, [0.01, 0.008], [0.4, 0.4]),
-        passed(8.0, [0.2, 0.008], [0.3, 0.4]),
-        passed(16.0, [0.1, 0.02], [0.3, 0.4]),
-    ]
+    on_keys = [(0.009, 0.008), (0.01, 0.008), (0.2, 0.008), (0.1, 0.02)]
+    passes = [passed(dose, [*keys], [0.4, 0.4]) for dose, keys in zip((None, *what.lambdas), on_keys, strict=True)]
     found = Intervened(what, 16, 64, passes)
     assert strongest_pass(found) == 2
     first, second = intervention_sentence(found).split(". ")

@@ -74,10 +74,8 @@ def test_a_sink_is_said_to_form_and_vanish_where_it_does(sinks, words):
     for part in ("forms", "vanishes"):
         assert verdict.sentence.count(part) == sum(word.count(part) for word in words) or len(words) == 1
     # The share is that of the blocks with a sink: one head of three has .9, the others the uniform share.
-    assert (
-        f"{(0.9 + 2 * UNIFORM) / 3:.3f}".lstrip("0") in verdict.sentence
-        or "times its uniform share" in verdict.sentence
-    )
+    share = f"{(0.9 + 2 * UNIFORM) / 3:.3f}"
+    assert share in verdict.sentence or "times its uniform share" in verdict.sentence
     assert "largest head 0.900, uniform 0.160" in verdict.sentence
     without = sorted(set(range(1, L + 1)) - set(sinks))
     assert (f"{blocks_in_words(without)[1:]} ha" in verdict.sentence) == bool(without)
@@ -105,10 +103,8 @@ def test_a_stretch_lasts_while_a_head_is_drawn_there():
 def test_the_chain_is_judged_on_text_where_only_text_has_a_sink():
     """As of a model whose sink hangs on BOS: on random tokens there is neither a sink nor what leads to it."""
     random, text = planted(), massive(sink_mass=np.full((L, H), 0.9))
-    both = Snapshot(
-        random.summary | {"bias_text": text.bias}, random.arrays | {f"text.{n}": a for n, a in text.arrays.items()}
-    )
-    found = said(both)
+    of_text = {f"text.{name}": array for name, array in text.arrays.items()}
+    found = said(Snapshot(random.summary | {"bias_text": text.bias}, random.arrays | of_text))
     assert "Unit 11 of block 5 writes channel 7" in found["neurons"].sentence
     for key in ("sink", "neurons", "dominance", "lock", "rank"):
         assert "on text" in found[key].sentence, key
@@ -116,8 +112,7 @@ def test_the_chain_is_judged_on_text_where_only_text_has_a_sink():
     assert found["aggregation"].sentence.startswith("On random tokens, which have no sink, the variance")
     # With a sink on both, random tokens decide.
     with_sink = planted(sinks=(2,))
-    arrays = with_sink.arrays | {f"text.{n}": a for n, a in text.arrays.items()}
-    found = said(Snapshot(with_sink.summary | {"bias_text": text.bias}, arrays))
+    found = said(Snapshot(with_sink.summary | {"bias_text": text.bias}, with_sink.arrays | of_text))
     assert "on random tokens" in found["dominance"].sentence
     assert found["dominance"].tone == "absent"
 

@@ -19,6 +19,7 @@ _LATENT = _SHAPE | {
 }  # fmt: skip
 _OPT = {name: value for name, value in _SHAPE.items() if name != "intermediate_size"} | {"ffn_dim": 48}
 _NARROW = {"vocab_size": 61, "n_layer": 2, "n_head": 4}
+_MULTIPLIERS = ("residual_multiplier", "attention_multiplier", "embedding_multiplier")
 
 #: Name (it begins with the model type) → (architecture, config). None of them can be our decoder.
 _FAMILIES = {
@@ -56,9 +57,7 @@ _FAMILIES = {
     }),
     "stablelm": ("StableLm", _GROUPED),
     "stablelm parallel": ("StableLm", _GROUPED | {"use_parallel_residual": True, "qk_layernorm": True}),
-    "granite": ("Granite", _GROUPED | {
-        "residual_multiplier": 0.4, "attention_multiplier": 0.3, "embedding_multiplier": 3.0,
-    }),
+    "granite": ("Granite", _GROUPED | dict(zip(_MULTIPLIERS, (0.4, 0.3, 3.0), strict=True))),
     "cohere": ("Cohere", _GROUPED | {"use_qk_norm": True}),
     "cohere2": ("Cohere2", _TWO_KINDS),
     "starcoder2": ("Starcoder2", _GROUPED | {"sliding_window": 6}),

@@ -140,7 +140,4 @@ def test_every_quantity_is_that_of_eager_transformers(name, dtype, seq_len, eage
         may_be = rounded >= rounded.amax(-1, keepdim=True) - 2 * off_by
         assert (found.arrays["argmax_share"] <= may_be.double().mean(0).numpy() + 1e-9).all()
         bounds |= {name: np.inf for name in bounds if name.removesuffix(", scalar") in FAVOURITES}
-    worst = {
-        quantity: value for each in off.values() for quantity, value in each.items() if not value <= bounds[quantity]
-    }
-    assert not worst
+    assert not {one: value for each in off.values() for one, value in each.items() if not value <= bounds[one]}

@@ -34,12 +34,9 @@ CONFIGS = {
     "prefix, t5, parallel": replace(
         PLAIN, attention=AttentionConfig(prefix=4), positions="t5", parallel_residual=True, n_kv_heads=H
     ),
-    "correlated, learned sink": replace(
-        PLAIN,
-        attention=AttentionConfig(
-            "calibrated", normaliser="softmax_sink", calibration=CalibrationConfig(correlation="estimated")
-        ),
-    ),
+    "correlated, learned sink": replace(PLAIN, attention=AttentionConfig(
+        "calibrated", normaliser="softmax_sink", calibration=CalibrationConfig(correlation="estimated")
+    )),
     "sigmoid, alibi": replace(PLAIN, attention=AttentionConfig(normaliser="sigmoid"), positions="alibi"),
 }  # fmt: skip
 

@@ -43,9 +43,7 @@ def assert_same(native, hf_model):
 
 
 @pytest.mark.heavy
-def test_the_same_weights_give_the_same_figures_natively_and_through_transformers(
-    their_name, their_model, both, tmp_path
-):
+def test_the_same_weights_give_the_same_figures_through_transformers(their_name, their_model, both, tmp_path):
     theirs = their_model(their_name)
     theirs.save_pretrained(tmp_path)
     assert_same(*both(load_pretrained(tmp_path), theirs))

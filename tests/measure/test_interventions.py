@@ -20,9 +20,8 @@ from birthmark.models.config import AttentionConfig, ExpertsConfig, ModelConfig
 
 transformers.logging.set_verbosity_error()
 
-CONFIG = ModelConfig(
-    d_model=16, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=24, mlp="swiglu", vocab_size=32, max_seq_len=12
-)
+SIZES = {"d_model": 16, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "vocab_size": 32, "max_seq_len": 12}
+CONFIG = ModelConfig(**SIZES, mlp="swiglu")
 PROBE, OTHER = random_probe(32, 9, 12, 0), random_probe(32, 7, 12, 1)
 
 #: One intervention of every kind and form, on one block and on several.
@@ -208,10 +207,8 @@ def test_a_matched_scale_gives_the_norm_of_amplify_and_the_direction_of_what_was
     model = living()
     for around in (None, "values"):
         amplify = Intervention("amplify", (2,), (5,), lambdas=(8.0,), around=around)
-        norms = [
-            intervene(model, PROBE, what, random_NT=OTHER).passes[1]
-            for what in (amplify, replace(amplify, kind="scale", matched=True))
-        ]
+        both = amplify, replace(amplify, kind="scale", matched=True)
+        norms = [intervene(model, PROBE, what, random_NT=OTHER).passes[1] for what in both]
         for figures in norms:
             np.testing.assert_allclose(figures.norm_before[1], norms[0].norm_before[1])
             assert figures.norm_after[1] > 2 * figures.norm_before[1]
@@ -331,9 +328,8 @@ def test_a_model_of_transformers_is_changed_as_eager_attention_with_hooks_is(nam
 @pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "qwen3_next"])
 def test_blocks_whose_units_are_not_seen_are_named(family, family_model):
     model = HFModel(family_model(family))
-    with pytest.raises(
-        UsageError, match=r"units: the units of this model|layers 1: its hidden units cannot be changed"
-    ):
+    line = r"units: the units of this model|layers 1: its hidden units cannot be changed"
+    with pytest.raises(UsageError, match=line):
         intervene(model, random_probe(61, 4, 8, 0), Intervention("ablate_unit", (1,), units=(0,)))
     if family == "qwen3_next":  # its first block has no matrix of weights
         with pytest.raises(UsageError, match=r"layers 1: its attention cannot be changed \(.*\); give other blocks"):

@@ -21,9 +21,8 @@ from birthmark.models.config import ModelConfig
 
 V = 40
 PROBE = random_probe(V, 6, 12, 0)
-CONFIG = ModelConfig(
-    d_model=16, n_layers=2, n_heads=2, vocab_size=V, max_seq_len=12, attention=AttentionConfig(gate="channel")
-)
+GATED = AttentionConfig(gate="channel")
+CONFIG = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=V, max_seq_len=12, attention=GATED)
 
 
 def slow(x, bits):

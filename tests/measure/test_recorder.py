@@ -25,7 +25,7 @@ from birthmark.measure.records import RunDir, Snapshot
 from birthmark.metrics.quantity import Quantity
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.report.run_page import build_report
+from birthmark.report.run_page import build_report, build_run_pages
 
 transformers.logging.set_verbosity_error()
 
@@ -133,10 +133,8 @@ def test_wrapped_models_are_the_same_model(llama, small_probe, tmp_path):
     plain = recorder.take(model, 0)
     assert recorder.take(torch.compile(model), 1).bias == plain.bias
     assert recorder.take(HFModel(model), 2).bias == plain.bias
-    ours = born(ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=24), 0)
-    assert SnapshotRecorder(tmp_path / "ours", small_probe).take(torch.compile(ours), 0).bias["drift"] == pytest.approx(
-        1
-    )
+    ours = torch.compile(born(ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=24), 0))
+    assert SnapshotRecorder(tmp_path / "ours", small_probe).take(ours, 0).bias["drift"] == pytest.approx(1)
 
 
 def test_a_text_probe_stands_beside_the_random_one(llama, small_probe, tmp_path):
@@ -145,9 +143,8 @@ def test_a_text_probe_stands_beside_the_random_one(llama, small_probe, tmp_path)
     found = SnapshotRecorder(tmp_path, small_probe, probes={"text": text}).take(model, 0)
     alone = measure(HFModel(model), text, batch_size=4).scalars
     assert {name: found.summary["bias_text"][name] for name in alone} == alone
-    np.testing.assert_array_equal(
-        found.arrays["text.sink_mass"], Snapshot.read(RunDir(tmp_path).snapshot(0)).arrays["text.sink_mass"]
-    )
+    stored = Snapshot.read(RunDir(tmp_path).snapshot(0)).arrays["text.sink_mass"]
+    np.testing.assert_array_equal(found.arrays["text.sink_mass"], stored)
     assert found.scalars()["bias_text/sink_mass"] == alone["sink_mass"]
 
 
@@ -210,11 +207,8 @@ def test_an_earlier_training_is_put_aside_whole(llama, small_probe, tmp_path):
         recorder.take(llama(1), step)
     with pytest.warns(UserWarning, match=r"snapshots of an earlier training; they are in .*snapshots\.1 now"):
         recorder.take(llama(2), 0)
-    assert [folder.name for folder in sorted((tmp_path / "snapshots").iterdir())] == ["step-00000000"]
-    assert [folder.name for folder in sorted((tmp_path / "snapshots.1").iterdir())] == [
-        "step-00000000",
-        "step-00000003",
-    ]
+    now, before = (sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("snapshots", "snapshots.1"))
+    assert (now, before) == (["step-00000000"], ["step-00000000", "step-00000003"])
     # The second model is compared with itself.
     assert recorder.take(llama(2), 1).bias["drift"] == pytest.approx(1)
     with pytest.warns(UserWarning, match=r"snapshots\.2"):
@@ -239,9 +233,8 @@ def test_what_cannot_be_is_refused_in_one_line(llama, small_probe, tiny, tmp_pat
     (tmp_path / "run").mkdir()
     (tmp_path / "run/birth.json").write_text("{}")
     refused("holds a run of its own", lambda: SnapshotRecorder(tmp_path / "run"))
-    refused(
-        "Linear is no language model of transformers", lambda: SnapshotRecorder(tmp_path).take(torch.nn.Linear(2, 2), 0)
-    )
+    linear = torch.nn.Linear(2, 2)
+    refused("Linear is no language model of transformers", lambda: SnapshotRecorder(tmp_path).take(linear, 0))
     broken = llama()
     with torch.no_grad():
         broken.lm_head.weight[0, 0] = torch.nan
@@ -358,7 +351,7 @@ def test_what_cannot_be_measured_is_absent_and_the_rest_is_measured(llama, small
 
 def test_a_step_without_a_snapshot_is_noted_in_the_folder_and_on_the_page(llama, small_probe, tmp_path):
     recorder, broken = SnapshotRecorder(tmp_path, small_probe), llama()
-    recorder.take_if_possible(llama(), 0)
+    build_run_pages(RunDir.open_measured(tmp_path / "part"))
     with torch.no_grad():
         broken.lm_head.weight[0, 0] = torch.nan
     reason = "random probe: the model gives NaN or inf, first in the logits"

@@ -42,9 +42,8 @@ SNAPSHOT = Snapshot(
 )
 @pytest.mark.parametrize("kind", [OSError, SafetensorError])
 def test_what_a_device_refuses_is_one_line_with_the_file(tmp_path, kind, number, words):
-    error = (
-        OSError(number, "said") if kind is OSError else SafetensorError(f"Error: I/O error: said (os error {number})")
-    )
+    said = (number, "said") if kind is OSError else (f"Error: I/O error: said (os error {number})",)
+    error = kind(*said)
     with pytest.raises(RunError, match=rf"a\.txt: .*{words}"), atomic_path(tmp_path / "a.txt"):
         raise error
     assert list(tmp_path.iterdir()) == []
@@ -136,9 +135,8 @@ def test_a_damaged_snapshot_is_named(tmp_path):
         Snapshot.read(tmp_path / "s")
     wrong_model = '{"step": 3, "bias": {}, "model": {"d_model": 16, "n_heads": [1]}}'
     # What was ranked has a number: null, which stands for NaN, is of scalars alone.
-    unranked = (
-        '{"step": 3, "bias": {}, "top_tokens": [{"rank": 1, "id": 1, "text": "a", "p": 1.0, "argmax_share": null}]}'
-    )
+    token = '{"rank": 1, "id": 1, "text": "a", "p": 1.0, "argmax_share": null}'
+    unranked = f'{{"step": 3, "bias": {{}}, "top_tokens": [{token}]}}'
     for text in ("{", "[]", '{"step": 1}', '{"bias": {}}', '{"step": 3, "bias": {"x": "high"}}', wrong_model, unranked):
         summary.write_text(text)
         with pytest.raises(RunError, match=r"summary\.json: damaged"):

@@ -22,10 +22,7 @@ _GEMMA = _GROUPED | {"head_dim": 12, "sliding_window": 6, "query_pre_attn_scalar
 MODELS = {
     "llama": ("LlamaForCausalLM", _GROUPED),
     "gemma2": ("Gemma2ForCausalLM", _GEMMA | {"attn_logit_softcapping": 2.0}),
-    "gemma3_text": (
-        "Gemma3ForCausalLM",
-        _GEMMA | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
-    ),
+    "gemma3_text": ("Gemma3ForCausalLM", _GEMMA | {"layer_types": [*["sliding_attention"] * 2, "full_attention"]}),
     "gpt_neox": ("GPTNeoXForCausalLM", _SMALL),
 }
 FAULTS = ["mask", "scale", "window", "softcap"]
@@ -90,9 +87,8 @@ def small_model(enliven):
                 if "gemma" in name:
                     model.model.layers[0].post_feedforward_layernorm.weight[5] = 10_000
                 else:
-                    (last,) = (
-                        p for n, p in model.named_parameters() if re.search(r"\.0\.mlp\.(down|dense_4h).*weight", n)
-                    )
+                    is_last = re.compile(r"\.0\.mlp\.(down|dense_4h).*weight").search
+                    (last,) = (p for name, p in model.named_parameters() if is_last(name))
                     last[5] *= 40_000 / first_state(model)[..., 5].abs().max()
         return model.to(dtype)
 

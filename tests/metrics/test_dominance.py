@@ -175,9 +175,8 @@ def log(monkeypatch):
     monkeypatch.setattr(dominance.torch.cuda, "current_stream", lambda _: caller)
     monkeypatch.setattr(dominance.torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(dominance.torch.cuda, "stream", lambda stream: nullcontext(log.append((stream.name, "works"))))
-    monkeypatch.setattr(
-        dominance.torch.Tensor, "record_stream", lambda _, stream: log.append((stream.name, "reads")), raising=False
-    )
+    read = lambda _, stream: log.append((stream.name, "reads"))  # noqa: E731
+    monkeypatch.setattr(dominance.torch.Tensor, "record_stream", read, raising=False)
     return log
 
 

@@ -25,15 +25,12 @@ def weights(seed, n=40, d=12, rows=60, blocks=2):
     def draw(*shape):
         return rng.standard_normal(shape).astype(np.float32)
 
-    return StreamWeights(
-        {"embedding": draw(rows, d), "head": draw(rows, d)}, {f"b{i}": draw(n, 2, d) for i in range(blocks)}
-    )
+    tables = {"embedding": draw(rows, d), "head": draw(rows, d)}
+    return StreamWeights(tables, {f"b{i}": draw(n, 2, d) for i in range(blocks)})
 
 
 def mapped(given, change):
-    return StreamWeights(
-        {name: change(x) for name, x in given.tables.items()}, {name: change(x) for name, x in given.units.items()}
-    )
+    return StreamWeights(*({name: change(x) for name, x in part.items()} for part in (given.tables, given.units)))
 
 
 def noisy(given, size, seed=9):

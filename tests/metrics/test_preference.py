@@ -39,9 +39,7 @@ def measured(logits_NV, splits=()):
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.integers(1, 20), st.integers(2, 60), st.integers(0, 99), st.sampled_from([0.1, 3.0, 300.0]), st.booleans()
-)  # fmt: skip
+@given(*map(st.integers, (1, 2, 0), (20, 60, 99)), st.sampled_from([0.1, 3.0, 300.0]), st.booleans())
 def test_both_vectors_are_the_means_of_explicit_distributions(n, v, seed, spread, wide):
     x = logits(n, v, seed, torch.float64 if wide else torch.float32, spread)
     p, w = measured(x)
@@ -72,17 +70,6 @@ def test_tied_tokens_share_a_choice_in_equal_parts(n, v, seed, splits):
     w = measured(torch.from_numpy(x).float(), sorted(min(split, n) for split in splits)).argmax_share
     assert w.sum() == pytest.approx(1)
     np.testing.assert_allclose(w, [float(part) for part in share], rtol=1e-12)
-
-
-@pytest.mark.parametrize("v", [5, 64, 1000])
-def test_a_uniform_output_prefers_nothing(v):
-    """A head of zeros: every token is chosen 1/V of the time, so that 80 % of the choices take 80 % of the tokens."""
-    p, w = measured(torch.zeros(7, v), (3,))
-    np.testing.assert_allclose(p, 1 / v, rtol=1e-6)
-    np.testing.assert_allclose(w, 1 / v, rtol=1e-12)
-    assert coverage(w) == pytest.approx(-(-4 * v // 5) / v)
-    assert normalised_entropy(w) == pytest.approx(1)
-    assert preference_ratio(p) == pytest.approx(1)
 
 
 def test_many_small_batches_do_not_lose_what_one_of_them_adds():
@@ -129,6 +116,5 @@ def test_coverage_is_the_smallest_set_of_tokens_that_is_large_enough(counts, sha
 
 @pytest.mark.parametrize("n_votes", [5, 10, 35, 1000, 4095])
 def test_coverage_of_votes_that_are_exactly_enough(n_votes):
-    """Four fifths spread over many tokens one vote each, the rest likewise."""
     w = np.full(n_votes, 1 / n_votes)
     assert coverage(w) == pytest.approx(-(-4 * n_votes // 5) / n_votes)

@@ -84,7 +84,6 @@ def test_the_first_direction_is_that_of_eigh(n, width, scale, gap, seed):
 
 
 def test_first_directions_without_one_are_unit_vectors():
-    """All alike, none at all, and a number."""
     moments = torch.stack([torch.eye(3), torch.zeros(3, 3)])
     found = first_directions(moments)
     assert found.norm(dim=-1).allclose(torch.ones(2, dtype=torch.float64))

@@ -78,7 +78,6 @@ def test_importance_of_every_key_does_not_depend_on_the_block(monkeypatch, block
 @pytest.mark.parametrize(("rows_sum_to_one", "causal"), [(True, True), (True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("n_together", [1, 2, 3])
 def test_sums_do_not_depend_on_the_parts_that_weights_are_read_in(n_together, rows_sum_to_one, causal):
-    """Some sequences, some heads, some queries at a time."""
     a = torch.from_numpy(weights(*make((3, 4, 20, 8)), 0.4)[0])
     if not causal:
         a[..., :7, :7] = 1 / 7

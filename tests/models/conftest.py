@@ -54,17 +54,11 @@ _OURS = {
     ),
     "olmo2": ModelConfig(**_SMALL, mlp="swiglu", norm_placement="post", attention=AttentionConfig(qk_norm="width")),
     "mixtral": ModelConfig(
-        **_SMALL,
-        n_kv_heads=2,
-        mlp="swiglu",
-        rope_base=500.0,
-        attention=AttentionConfig(window=5),
+        **_SMALL, n_kv_heads=2, mlp="swiglu", rope_base=500.0, attention=AttentionConfig(window=5),
         experts=ExpertsConfig(n_experts=5, d_ff=20, load_balance=0.5),
     ),
     "olmoe": ModelConfig(
-        **_SMALL,
-        mlp="swiglu",
-        attention=AttentionConfig(qk_norm="width"),
+        **_SMALL, mlp="swiglu", attention=AttentionConfig(qk_norm="width"),
         experts=ExpertsConfig(n_experts=5, top_k=3, renormalise=False),
     ),
     "qwen3_moe": ModelConfig(

@@ -102,7 +102,6 @@ def test_prefix_plus_adds_features_of_queries_times_a_matrix_to_what_heads_give(
 @pytest.mark.parametrize("arm", [name for name in ARMS if "elu" not in name and "ρ" not in name])
 @torch.no_grad()
 def test_a_prefix_is_keys_and_values_beside_those_of_the_tokens(arm, tokens):
-    """Against the normaliser's formula over the written-out row of prefix and tokens."""
     model, seen = adapted("prefix", arm), Seen()
     model(tokens, observer=seen)
     for block, found in zip(model.blocks, seen.attended.values(), strict=True):

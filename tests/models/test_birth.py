@@ -236,21 +236,17 @@ def test_the_first_of_several_learned_keys_is_the_only_one_of_a_model_that_has_o
         assert torch.equal(three.get_parameter(name)[:rows], one.get_parameter(name))
 
 
-@pytest.mark.parametrize(
-    "init",
-    [InitConfig(), InitConfig("normal", 0.05), InitConfig("gpt2", 0.05), InitConfig("xavier"), InitConfig("kaiming")],
-    ids=lambda init: init.kind,
-)
+INITS = [InitConfig("normal", 0.05), InitConfig("gpt2", 0.05), *map(InitConfig, ("fan_in", "xavier", "kaiming"))]
+
+
+@pytest.mark.parametrize("init", INITS, ids=lambda init: init.kind)
 def test_draws_are_those_of_the_slow_formula_with_the_stated_deviation(init):
     config = ModelConfig(
         d_model=64, n_layers=2, n_heads=4, d_ff=144, vocab_size=400, max_seq_len=100, mlp="swiglu",
         positions="learned", init=init,
     )  # fmt: skip
-    fans = {
-        **dict.fromkeys(("q", "k", "v", "o"), (64, 64)),
-        **{"gate": (64, 144), "up": (64, 144), "down": (144, 64)},
-        **{"embed": (64, 400), "head": (64, 400), "table": (64, 100)},
-    }
+    fans = dict.fromkeys("qkvo", (64, 64)) | {"gate": (64, 144), "up": (64, 144), "down": (144, 64)}
+    fans |= {"embed": (64, 400), "head": (64, 400), "table": (64, 100)}
     deviation = {
         "fan_in": lambda fan_in, fan_out, name: fan_in**-0.5,
         "normal": lambda fan_in, fan_out, name: 0.05,

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -21,13 +20,9 @@ TINY = ModelConfig(
     d_model=16, n_layers=11, n_heads=2, n_kv_heads=1, d_ff=24, vocab_size=50, max_seq_len=8,
     norm="layernorm", mlp="swiglu", positions="learned", bias=True, attention=AttentionConfig("headnorm"),
 )  # fmt: skip
-CONFIGS = [
-    TINY,
-    replace(TINY, tie_embeddings=True),
-    replace(TINY, init=InitConfig("truncated_normal", zero=["head"])),
-    replace(TINY, init=InitConfig("orthogonal")),
-]
-IDS = ["plain", "tied", "truncated", "orthogonal"]
+CONFIGS = [TINY, replace(TINY, tie_embeddings=True), replace(TINY, init=InitConfig("orthogonal"))]
+CONFIGS.append(replace(TINY, init=InitConfig("truncated_normal", zero=["head"])))
+IDS = ["plain", "tied", "orthogonal", "truncated"]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
@@ -100,11 +95,3 @@ def test_nothing_large_lives_beside_the_shard(limit, tmp_path):
         tracemalloc.stop()
     blocks_being_drawn = 2 * 4 * BLOCK * (os.cpu_count() or 1)
     assert peak < max(limit, 4 * 8000 * 128) + blocks_being_drawn + 500_000
-
-
-def test_a_birth_in_files_reads_and_changes_no_random_state(tmp_path):
-    torch.manual_seed(1)
-    np.random.seed(1)
-    before = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()
-    write_birth(TINY, 0, tmp_path)
-    assert (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()) == before

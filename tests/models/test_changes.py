@@ -13,7 +13,7 @@ from birthmark.models.changes.change import decoder_of, weights_of
 from birthmark.models.changes.coordinates import Rotation, check_channels, check_gate_kind, random_rotation
 from birthmark.models.changes.sizes import first_tokens
 from birthmark.models.changes.table import CHANGES, FUNCTION_PRESERVING, read_change
-from birthmark.models.config import AttentionConfig, ExpertsConfig, InitConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, ExpertsConfig, InitConfig, LatentConfig, ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, write_pretrained
 
 transformers.logging.set_verbosity_error()
@@ -36,6 +36,7 @@ ARCHITECTURES = {
         attention=AttentionConfig("headnorm", gate="channel", kv_bias="key_value", normaliser="softmax_sink"),
     ),
     "no norm": ModelConfig(**SMALL, norm="none", mlp="relu", bias=True),
+    "latent": ModelConfig(**SMALL, mlp="swiglu", attention=AttentionConfig(latent=LatentConfig(8, 6, 4, 4, 3))),
     "sinusoidal": ModelConfig(**SMALL, positions="sinusoidal"),
 }
 #: What cannot be done to which of them, and the word that says why.

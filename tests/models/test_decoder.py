@@ -67,15 +67,6 @@ def gaussian_cdf(x):
     return norm.cdf(x)
 
 
-@pytest.mark.parametrize("config", [{}, {"positions": "learned", "tie_embeddings": True, "norm": "layernorm"}])
-def test_last_only_is_the_last_row_of_all_logits(config, lively, random_tokens):
-    model = lively(ModelConfig(**SMALL, **config))
-    tokens = random_tokens(model.config)
-    last = model(tokens, last_only=True)
-    assert last.shape == (3, 61)
-    torch.testing.assert_close(last, model(tokens)[:, -1], atol=1e-6, rtol=1e-6)
-
-
 @pytest.mark.parametrize("tie_embeddings", [False, True])
 def test_logits_and_losses_are_soft_capped(tie_embeddings, lively, random_tokens):
     config = ModelConfig(**SMALL, tie_embeddings=tie_embeddings)
@@ -181,7 +172,6 @@ def test_no_logit_depends_on_a_later_token(kind, positions, lively, random_token
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_positions_matter_only_where_there_are_any(positions, lively, random_tokens):
-    """Without positions, the last logits do not depend on the order of the tokens before; with them they do."""
     config = ModelConfig(**SMALL, positions=positions)
     model, tokens = lively(config), random_tokens(config)
     # One block alone: from the causal mask a second one learns the order.

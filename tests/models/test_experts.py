@@ -145,7 +145,6 @@ def all_random(mixture, generator):
 @pytest.mark.parametrize("mlp", [*ACTIVATIONS, *GATED])
 @pytest.mark.parametrize("bias", [False, True])
 def test_one_operator_is_the_modules_one_by_one(mlp, bias, is_grouped):
-    """Gradients too: of activations that are written out there, and derived by torch here."""
     # torch has no grouped product in float64.
     dtype = torch.float32 if is_grouped else torch.float64
     generator = torch.Generator().manual_seed(2)

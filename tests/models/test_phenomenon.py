@@ -62,7 +62,6 @@ def test_token_preference_at_birth_is_that_of_the_activation(births, mlp, kl_uni
 
 
 def test_the_preference_belongs_to_the_seed(births):
-    """Two halves of the probe agree; two seeds do not. ρ by scipy, from p̄ itself."""
     for mlp, bound in {"relu": 0.99, "gelu": 0.98, "silu": 0.967}.items():
         p = [[births[mlp, seed][0].mean_prob, births[mlp, seed][1].arrays["mean_prob"]] for seed in SEEDS]
         for first, second in p:

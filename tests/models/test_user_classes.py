@@ -80,15 +80,10 @@ def test_what_a_run_alone_names_comes_from_named_folders(folder, monkeypatch):
     assert import_user_class("placed_arm:PLACE", "metrics") == "working folder"
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        ["--metrics", "placed_arm:PLACE"],
-        ["--snapshot.metrics=[a:B,placed_arm:PLACE]"],
-        ["--metrics='placed_arm:PLACE'"],
-        {"snapshot": {"metrics": ["placed_arm:PLACE"]}},
-    ],
-)
+SAID = ["--metrics placed_arm:PLACE", "--snapshot.metrics=[a:B,placed_arm:PLACE]", "--metrics='placed_arm:PLACE'"]
+
+
+@pytest.mark.parametrize("said", [*map(str.split, SAID), {"snapshot": {"metrics": ["placed_arm:PLACE"]}}])
 def test_naming_it_again_is_enough(folder, said):
     note_code_of_run("placed_arm:PLACE")
     name_user_code(said)

@@ -107,9 +107,8 @@ def test_parts_add_up_and_memory_follows():
     config = ModelConfig(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, vocab_size=24, max_seq_len=12, mlp="swiglu")
     description = describe(config)
     model = born(config, 0)
-    assert (
-        description["n_params"] == sum(p.numel() for p in model.parameters()) == sum(description["parameters"].values())
-    )
+    counted = sum(p.numel() for p in model.parameters())
+    assert description["n_params"] == counted == sum(description["parameters"].values())
     assert description["parameters"]["blocks.attn.k"] == 2 * 16 * 8
     assert description["parameters"]["embed"] == 24 * 16
     optimizer = torch.optim.AdamW(model.parameters())

@@ -91,14 +91,8 @@ def test_a_plan_has_the_micro_batch_that_its_run_takes(file, capsys):
         (["--n_gpus", "8", "--bandwidth", "0"], "--bandwidth 0: give a positive number"),
         (["--n_gpus", "8", "--strategy", "fsdp"], "--strategy fsdp: give single, ddp"),
         (["--n_gpus", "8", "--tokens", "-1"], "--tokens -1: give at least 0"),
-        (
-            ["--n_gpus", "65", "--gpus_per_node", "65"],
-            "64 is less than 65 processes: give 65 or more, or start 64",
-        ),
-        (
-            ["--n_gpus", "8", "--set", "trainer.max_stepz=1"],
-            "--set trainer.max_stepz=1: trainer.max_stepz: no such field",
-        ),
+        (["--n_gpus", "65", "--gpus_per_node", "65"], "64 is less than 65 processes: give 65 or more, or start 64"),
+        (["--n_gpus", "8", "--set", "trainer.max_stepz=1"], "--set trainer.max_stepz=1: trainer.max_stepz: no such"),
         (["--n_gpus", "8", "--set", "trainer.max_steps"], "--set trainer.max_steps: write FIELD=VALUE"),
         (["--n_gpus", "8", "--set", "trainer.max_steps=many"], "trainer.max_steps: 'many' is not a whole number"),
     ],

@@ -91,18 +91,9 @@ Path(out).write_text(json.dumps(peaks))
 @pytest.fixture
 def run(tiny):
     """A run of 6 M parameters: 100 MB with gradients and optimizer state."""
-    return tiny(
-        {
-            "model.d_model": 256,
-            "model.n_layers": 3,
-            "model.n_heads": 4,
-            "model.vocab_size": 8192,
-            "model.max_seq_len": 128,
-            "model.mlp": "swiglu",
-            "trainer.micro_batch_size": 4,
-            "trainer.global_batch_size": 16,
-        }
-    )
+    sizes = {"d_model": 256, "n_layers": 3, "n_heads": 4, "vocab_size": 8192, "max_seq_len": 128, "mlp": "swiglu"}
+    batches = {"trainer.micro_batch_size": 4, "trainer.global_batch_size": 16}
+    return tiny({f"model.{name}": size for name, size in sizes.items()} | batches)
 
 
 @pytest.fixture
@@ -129,11 +120,7 @@ def check(run, trainers, n_processes, peaks, gpu, rel=0.1):
     for number, trainer in enumerate(trainers):
         planned = planner.plan(trainer).peak
         for of_process in peaks:
-            assert planned == pytest.approx(of_process[number], rel=rel), (
-                trainer.strategy,
-                planned,
-                of_process[number],
-            )
+            assert planned == pytest.approx(of_process[number], rel=rel), trainer.strategy
 
 
 glibc = pytest.mark.skipif(

@@ -151,16 +151,12 @@ def test_states_are_sharded_as_each_strategy_says(llama):
     config = llama()
     whole, n = 4 * (2 * BLOCK + OUTSIDE), 8
     planner = Planner(config, Cluster(n, "h100-80gb"))
-    plans = {
-        s: planner.plan(with_strategy(config.trainer, s, "none")) for s in ("ddp", "fsdp2", "zero1", "zero2", "zero3")
-    }
-    for name, parameters, optimizer in (
-        ("ddp", whole, 2 * whole),
-        ("fsdp2", whole / n, 2 * whole / n),
-        ("zero1", whole, 3 * whole / n),
-        ("zero2", whole, 3 * whole / n),
-        ("zero3", whole / n, 2 * whole / n),
-    ):
+    wanted = {
+        "ddp": (whole, 2 * whole), "fsdp2": (whole / n, 2 * whole / n), "zero1": (whole, 3 * whole / n),
+        "zero2": (whole, 3 * whole / n), "zero3": (whole / n, 2 * whole / n),
+    }  # fmt: skip
+    plans = {name: planner.plan(with_strategy(config.trainer, name, "none")) for name in wanted}
+    for name, (parameters, optimizer) in wanted.items():
         parts = plans[name].parts
         assert (parts["parameters"], parts["optimizer"]) == pytest.approx((parameters, optimizer), rel=1e-3), name
     # Four micro-batches: of DDP gradients beside their buckets.
@@ -185,10 +181,8 @@ def test_an_optimizer_with_one_moment_needs_less_memory_under_every_strategy(lla
 
 @pytest.mark.heavy
 def test_muon_gathers_every_matrix_once_more_in_the_update(llama):
-    config = {"trainer.strategy": "fsdp2", "trainer.global_batch_size": 64}
-    muon, adamw = (
-        Planner(llama({**config, "optim.name": name}), Cluster(2, "h100-80gb")) for name in ("muon", "adamw")
-    )
+    config, cluster = {"trainer.strategy": "fsdp2", "trainer.global_batch_size": 64}, Cluster(2, "h100-80gb")
+    muon, adamw = (Planner(llama({**config, "optim.name": name}), cluster) for name in ("muon", "adamw"))
     with torch.device("meta"):
         model = Decoder(muon.config.model)
     matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n)

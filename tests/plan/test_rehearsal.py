@@ -1,16 +1,19 @@
 """Rehearsals of a micro-batch on a GPU that is not there, against counts by hand."""
 
+import ast
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from small_llama import BLOCK, HEAD, OUTSIDE, TABLE
 
+import birthmark
 from birthmark.models.attention.fused import kernels
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner
-from birthmark.plan.rehearsal import rehearse
+from birthmark.plan.rehearsal import KERNELS, WIDE, rehearse
 from birthmark.trainer.strategies import fsdp2
 
 
@@ -69,9 +72,8 @@ def test_gradients_that_are_summed_whole_are_sent_once(llama):
     # Between the two, all gradients and no shards of them.
     assert curve.fixed[curve.during("later forward")][0][1] == whole
     planner = Planner(config, Cluster(n, "h100-80gb"))
-    apart, once = (
-        planner.plan(dataclasses.replace(config.trainer, accumulate=accumulate)) for accumulate in ("sharded", "whole")
-    )
+    trainers = (dataclasses.replace(config.trainer, accumulate=kind) for kind in ("sharded", "whole"))
+    apart, once = map(planner.plan, trainers)
     assert apart.accumulate == once.accumulate == 4
     assert apart.sent - once.sent == pytest.approx(3 * ring * whole)
     assert once.peak - apart.peak == pytest.approx(whole, rel=0.2)
@@ -92,15 +94,9 @@ def test_no_more_is_gathered_at_once_than_two_groups(llama):
 
 @pytest.mark.heavy
 def test_replicas_of_a_sharded_model_reduce_their_shards(llama):
-    curves = [
-        rehearse(
-            llama({"trainer.strategy": "fsdp2", "trainer.gather": "fp32", "trainer.replicas": replicas}),
-            8,
-            shard=fsdp2.sharder,
-            device="cuda",
-        )
-        for replicas in (1, 4)
-    ]
+    fields = {"trainer.strategy": "fsdp2", "trainer.gather": "fp32"}
+    configs = [llama(fields | {"trainer.replicas": replicas}) for replicas in (1, 4)]
+    curves = [rehearse(config, 8, shard=fsdp2.sharder, device="cuda") for config in configs]
     whole = 4 * (2 * BLOCK + OUTSIDE)
     # Half of the gradients, between four: a ring sends three quarters of it twice.
     assert curves[1].sent["first backward"] == 1 / 2 * (whole + 4 * 2 * BLOCK) + 2 * 3 / 4 * whole / 2
@@ -108,9 +104,7 @@ def test_replicas_of_a_sharded_model_reduce_their_shards(llama):
 
 
 @pytest.mark.parametrize("reduce", ["fp32", "bf16"])
-def test_weights_gathered_in_bf16_take_half_but_for_the_embeddings_and_so_do_gradients_that_are_reduced_so(
-    llama, reduce
-):
+def test_weights_gathered_in_bf16_and_gradients_reduced_so_take_half_but_for_the_embeddings(llama, reduce):
     config = llama({"trainer.strategy": "fsdp2", "trainer.reduce": reduce})
     assert config.trainer.gathers_in == "bf16"  # as precision is
     curve = rehearse(config, 8, shard=fsdp2.sharder, device="cuda")
@@ -159,3 +153,44 @@ def test_every_arm_can_be_planned(llama, arm):
     # cuBLAS gets 32 MiB in each of two threads on an H100, whatever the model.
     least = 16 * planner.n_params + 2 * 32 * 2**20
     assert least < planner.plan().peak < least + 20e6
+
+
+# ---------------------------------------------------------------- stand-ins of a GPU, against torch itself
+
+ROOT = Path(birthmark.__file__).parent
+
+
+def registered():
+    """Functions that autocast treats on a GPU and leaves alone on a CPU, from torch's own registry."""
+    found = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::"):
+            treats = torch._C._dispatch_has_kernel_for_dispatch_key
+            if treats(name, "AutocastCUDA") and not treats(name, "AutocastCPU"):
+                found.add(name.removeprefix("aten::").partition(".")[0])
+    return found
+
+
+#: Of these, a GPU's autocast makes arguments alike in place of making them wide (torch's documentation of amp); the
+#: products of einsum are narrow on both, and so are fused attentions.
+OTHERS = {"addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "index_put", "scatter_add", "einsum"}
+OTHERS |= {"_scaled_dot_product_flash_attention"}
+
+
+def test_wide_functions_are_those_of_a_gpus_autocast():
+    assert registered() >= WIDE
+    used = set()
+    for file in (ROOT / "models").rglob("*.py"):
+        used |= {node.attr for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)}
+    assert (registered() - OTHERS) & used <= WIDE
+
+
+def test_the_fused_kernels_keep_the_shapes_that_they_replace():
+    q_BHTK, k_BHTK, v_BHTK = torch.randn(3, 2, 4, 6, 8).unbind()
+    calls = {"scaled_dot_product_attention": (q_BHTK, k_BHTK, v_BHTK), "rms_norm": (q_BHTK, (8,), torch.ones(8))}
+    for name, arguments in calls.items():
+        real = getattr(torch.nn.functional, name)(*arguments)
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+            stand_in = KERNELS[name](*fake)
+        assert (stand_in.shape, stand_in.dtype) == (real.shape, real.dtype)

@@ -40,17 +40,14 @@ EVIL = "</script><img onerror=alert(1)>&"
 def one_of_each():
     steps = [0, 10, 100]
     curve = Series(np.array([1.0, np.nan, 3.0]), {"step": steps}, 0, EVIL)
-    heads = Series(
-        np.arange(12.0).reshape(3, 2, 2), {"step": steps, "layer": [1, 2], "head": [0, 1]}, 0, probe="random"
-    )
+    axes = {"step": steps, "layer": [1, 2], "head": [0, 1]}
+    heads = Series(np.arange(12.0).reshape(3, 2, 2), axes, 0, probe="random")
     rankings = [Ranking(0, step, [["1", EVIL, "2.0"]]) for step in steps]
     return [
         CurvePanel("curve", EVIL, [curve, heads]),
         HeatmapPanel("map", EVIL, [heads], limits=(0, 11)),
         RankingPanel("rank", EVIL, ["", EVIL, "p"], rankings, texts=[1]),
-        MatrixPanel(
-            "matrix", EVIL, [EVIL, "b"], ["a", EVIL], np.array([[38.0, 1.0], [np.nan, -40.0]]), pale=2, full=40
-        ),
+        MatrixPanel("matrix", EVIL, [EVIL, "b"], ["a", EVIL], np.array([[38, 1], [np.nan, -40]]), pale=2, full=40),
         ScatterPanel("points", EVIL, [Point(1, 2, EVIL, EVIL, x_error=(0.5, 1.5)), Point(np.nan, 1, "b")], EVIL, EVIL),
     ]
 
@@ -77,9 +74,9 @@ def test_no_text_becomes_markup(page, parse):
 
 def test_only_our_own_script_may_run(page):
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
-    assert re.fullmatch(
-        r"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-[\w+/=]{44}'", policy
-    )
+    *others, script = policy.split("; ")
+    assert others == ["default-src 'none'", "style-src 'unsafe-inline'", "img-src data:"]
+    assert re.fullmatch(r"script-src 'sha256-[\w+/=]{44}'", script)
 
 
 def test_the_island_holds_the_panels(page):
@@ -156,10 +153,8 @@ def test_a_small_curve_has_each_step_at_its_place():
     assert [float(x) for x in even] == [2.0, 50.0, 98.0]
 
 
-@pytest.mark.parametrize(
-    ("x", "log", "title"), [("step", True, "optimizer steps, log scale"), ("layer", False, "block")]
-)
-def test_axes_have_titles(x, log, title):
-    panel = CurvePanel("p", "P", [Series(np.array([1.0, 2.0]), {x: [1, 2]})], x, x_log=log)
-    assert f">{title}</text>" in still(panel)
-    assert title.startswith(panel.to_json()["xname"])
+def test_axes_have_titles():
+    for x, log, title in (("step", True, "optimizer steps, log scale"), ("layer", False, "block")):
+        panel = CurvePanel("p", "P", [Series(np.array([1.0, 2.0]), {x: [1, 2]})], x, x_log=log)
+        assert f">{title}</text>" in still(panel)
+        assert title.startswith(panel.to_json()["xname"])

@@ -27,9 +27,8 @@ def test_weights_in_a_gguf_file_are_loaded_by_its_name_and_the_tokenizer_too():
 
 def test_how_a_model_began_is_said_as_it_was():
     digest = "5" * 64
-    assert "The config and the run's seed alone draw the same weights" in model_card(
-        "m", CONFIG, 0, RunFacts({"digest": digest})
-    )
+    drawn = model_card("m", CONFIG, 0, RunFacts({"digest": digest}))
+    assert "The config and the run's seed alone draw the same weights" in drawn
     continued = model_card("m", CONFIG, 0, RunFacts({"digest": digest, "init_from": "other"}))
     assert f"It began from another model's weights. SHA-256 of every parameter as it began: `{digest}`." in continued
     assert "Not known" in model_card("m", CONFIG, 0, RunFacts())

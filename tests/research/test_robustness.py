@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from scipy import stats
+from scipy import special, stats
+from torch import nn
 
 from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
@@ -19,7 +20,7 @@ from birthmark.metrics.seedprint import Fingerprint, compare, level_z
 from birthmark.research.robustness import results
 from birthmark.research.robustness.results import ChangedTest, change_rates, compare_changed
 from birthmark.research.robustness.run import rate_in_words
-from birthmark.research.robustness.treatments import Base, Text, Workplace, read_treatment, text_of
+from birthmark.research.robustness.treatments import Base, Text, Workplace, read_treatment, text_of, towards, train
 from birthmark.research.robustness.trials import read_robustness_study, robustness_trials
 from birthmark.research.seeds.results import read_seeds_study, seeds_trials
 from birthmark.study.trials import check_buildable
@@ -250,17 +251,14 @@ def test_the_content_of_a_text_follows_its_bytes(done, tmp_path):
     # Nothing was tokenised for it.
     assert not list((tmp_path / "cache").glob("shards-*"))
     reads = {name: read_treatment(change).texts for name, change in CHANGES.items()}
-    assert {name for name, texts in reads.items() if texts} == {
-        "tune", "lora", "lora-merged", "prefix-plus", "distill",
-    }  # fmt: skip
+    assert [name for name, texts in reads.items() if texts] == [*CHANGES][-5:]  # those that train
     assert read_treatment({**CHANGES["tune"], "data": str(story)}).texts == [str(story)]
 
 
 def made(change, own, seed, z, second=None, role="", reference="trained"):
     verdict = "undefined" if z is None else "kin" if z > 2.33 else "stranger"
-    found = Fingerprint(
-        "dimensions", verdict, 0.0, np.nan if z is None else z, -1.0, 32, 60, "NaN" if z is None else ""
-    )
+    z, reason = (np.nan, "NaN") if z is None else (z, "")
+    found = Fingerprint("dimensions", verdict, 0.0, z, -1.0, 32, 60, reason)
     return ChangedTest(change, own, second, role, reference, seed, "dimensions", found)
 
 
@@ -300,20 +298,11 @@ def a(change):
     [
         (a({"kind": "prun"}), "changes.a: kind is 'prun': did you mean prune?"),
         (a({"kind": "prune", "share": 2.0}), "changes.a: share is 2.0: give a share between 0 and 1"),
-        (
-            {"changes": {"a": {"kind": "drop_blocks", "blocks": [2]}}},
-            "changes.a: drop_blocks: blocks has 2: the model has",
-        ),
+        (a({"kind": "drop_blocks", "blocks": [2]}), "changes.a: drop_blocks: blocks has 2: the model has"),
         (a({"kind": "tune", "steps": 0, "lr": 1.0}), "changes.a: steps is 0: give at least 1"),
-        (
-            {"changes": {"a": {"kind": "distill", "steps": 1, "lr": -1.0}}},
-            "changes.a: lr is -1.0: give a number above 0",
-        ),
+        (a({"kind": "distill", "steps": 1, "lr": -1.0}), "changes.a: lr is -1.0: give a number above 0"),
         (a({"kind": "tune", "steps": 1, "lr": 1.0, "data": "/no/such"}), "/no/such"),
-        (
-            {"changes": {"a": {"kind": "adapt", "adapter": "lora", "rank": 32, **SHORT}}},
-            "changes.a: adapter.rank is 32",
-        ),
+        (a({"kind": "adapt", "adapter": "lora", "rank": 32, **SHORT}), "changes.a: adapter.rank is 32"),
         (
             a({"kind": "adapt", "adapter": "prefix_plus", "merged": True, **SHORT}),
             "changes.a: merged is true: prefix_plus cannot be added to weights",
@@ -351,8 +340,54 @@ def test_arms_and_a_summary_of_nothing_are_one_line(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("null", "tails"), [("dimensions", 1), ("dimensions_sampled", 1), ("matched", 2), ("analytic", 2)]
-)
-def test_the_line_of_the_picture_stands_where_p_is_the_level(null, tails):
-    assert tails * stats.norm.sf(level_z(null)) == pytest.approx(0.01)
+def test_the_line_of_the_picture_stands_where_p_is_the_level():
+    for null, tails in {"dimensions": 1, "dimensions_sampled": 1, "matched": 2, "analytic": 2}.items():
+        assert tails * stats.norm.sf(level_z(null)) == pytest.approx(0.01), null
+
+
+# ---------------------------------------------------------------- short trainings
+
+
+class One(nn.Module):
+    """One number, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.moving, self.frozen = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()), requires_grad=False)
+
+
+class Says(nn.Module):
+    """Gives logits ``[B, T, V]``, whatever it reads."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, tokens_BT):
+        return self.logits
+
+
+@pytest.mark.parametrize(("steps", "moved"), [(1, 1), (10, 10), (20, 0.5 + 19)])
+def test_the_rate_rises_over_a_tenth_of_the_steps_and_stays(steps, moved):
+    """AdamW moves by the rate where a gradient stays the same."""
+    seen = []
+    model = train(One(), seen.append, steps, 0.01, lambda model, batch: model.moving + model.frozen)
+    assert model.moving.item() == pytest.approx(1 - 0.01 * moved, abs=1e-5)
+    assert model.frozen.item() == 1
+    assert seen == list(range(steps))
+    assert not model.training
+
+
+def test_a_loss_that_is_no_number_ends_it_in_a_line():
+    with pytest.raises(RunError, match="the training has a loss of nan at step 0: give a smaller lr"):
+        train(One(), lambda step: None, 3, 0.01, lambda model, batch: model.moving * float("nan"))
+
+
+def test_a_student_is_drawn_to_all_that_its_teacher_says_where_a_token_counts():
+    generator = torch.Generator().manual_seed(0)
+    teacher, student = (2 * torch.randn(2, 3, 7, generator=generator) for _ in "ab")
+    batch_BT = torch.tensor([[1, 2, 3, 4], [1, 2, -1, -1]])
+    found = towards(Says(teacher))(Says(student), batch_BT)
+    p, q = (special.softmax(x.double().numpy(), axis=-1) for x in (teacher, student))
+    counted = [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert found.item() == pytest.approx(sum(stats.entropy(p[at], q[at]) for at in counted) / 4, rel=1e-5)

@@ -1,6 +1,7 @@
 """Fused attention with its log-sum-exp against explicit T×T matrices, forward and backward."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -156,11 +157,8 @@ def test_views_of_other_strides_give_the_same_numbers():
 
 
 #: Every pair of a window, a prefix and a length.
-SIGHTS = [
-    (window, prefix, (1, 7, 12, 61, 300)[(i + j) % 5])
-    for i, window in enumerate((None, 1, 2, 6, 12, 13, 100))
-    for j, prefix in enumerate((None, 1, 5, 61, None))
-]
+PAIRS = product(enumerate((None, 1, 2, 6, 12, 13, 100)), enumerate((None, 1, 5, 61, None)))
+SIGHTS = [(window, prefix, (1, 7, 12, 61, 300)[(i + j) % 5]) for (i, window), (j, prefix) in PAIRS]
 
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)

@@ -23,7 +23,6 @@ del EVERY["a prefix longer than the text"]  # it must come at once
     [*((arm, "rope") for arm in EVERY), *((arm, kind) for kind in POSITIONS[1:] for arm in ALL_POSITIONS)],
 )
 def test_steps_through_the_cache_give_the_logits_of_the_whole(arm, positions):
-    """The prompt at once, then one token, several, one, one."""
     shape = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 61, "max_seq_len": 24}
     model = born(ModelConfig(**shape, positions=positions, attention=EVERY[arm]), 0).eval()
     tokens = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(0))

@@ -15,8 +15,6 @@ from birthmark.models.attention.attention import LatentAttention
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.attention.positions import RotaryPositions
 from birthmark.models.birth import born
-from birthmark.models.changes.change import ModelWeights
-from birthmark.models.changes.table import CHANGES
 from birthmark.models.config import AttentionConfig, CalibrationConfig, LatentConfig, ModelConfig
 from birthmark.plan.describe import describe
 from birthmark.trainer.throughput import flops_per_token
@@ -193,18 +191,6 @@ def test_a_birth_shares_what_it_has_in_common():
     for name, fan_in in {"q_down": D, "q_up": 12, "kv_down": D, "kv_up": R}.items():
         assert ours[f"blocks.1.attn.{name}.weight"].std().item() == pytest.approx(fan_in**-0.5, rel=0.15), name
     assert all((ours[f"blocks.0.attn.{name}_norm.gain"] == 1).all() for name in ("q", "kv"))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["rotate", "permute_channels", "scale_channels"])
-def test_other_coordinates_of_the_residual_stream_are_the_same_function(ours, kind):
-    change, weights = CHANGES[kind](), ModelWeights(ours.config, dict(ours.state_dict()))
-    change.check(ours.config)
-    changed = change.changed(weights, 5, None)
-    other = born(changed.config, 0).eval()
-    other.load_state_dict(changed.tensors)
-    assert not torch.equal(other.blocks[0].attn.kv_down.weight, ours.blocks[0].attn.kv_down.weight)
-    torch.testing.assert_close(other(TOKENS_BT), ours(TOKENS_BT), atol=1e-5, rtol=1e-4)
 
 
 def test_adapters_that_need_its_maps_are_refused():

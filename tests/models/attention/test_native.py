@@ -166,13 +166,8 @@ def test_a_thread_without_memory_ends_the_whole_call(tmp_path):
     source, library = tmp_path / "refusing.c", tmp_path / "refusing.so"
     source.write_text(_REFUSING)
     subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    ran = subprocess.run(
-        [sys.executable, "-c", _IN_SHORT_MEMORY, str(library)],
-        env={**os.environ, "LD_PRELOAD": str(library)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command, short = [sys.executable, "-c", _IN_SHORT_MEMORY, str(library)], {**os.environ, "LD_PRELOAD": str(library)}
+    ran = subprocess.run(command, env=short, capture_output=True, text=True, timeout=120)
     assert not ran.returncode, ran.stderr
     assert ran.stdout.splitlines() == 4 * ["attention over 100 positions: no memory is left for its workspace"]
 

@@ -80,7 +80,6 @@ def passed(module, where, make=None):
 @pytest.mark.parametrize("positions", ["none", "slopes", "bias"])
 @pytest.mark.parametrize("name", ARMS)
 def test_what_is_read_are_the_weights_that_make_the_output(name, positions, cached, monkeypatch):
-    """Blocks of a few queries of one head, of two heads, and of everything at once."""
     if positions == "slopes" and ARMS[name].prefix is not None:
         positions = "bias"
     monkeypatch.setattr(reading, "_CACHED", cached)

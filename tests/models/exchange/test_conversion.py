@@ -89,7 +89,6 @@ SHAPE = {
 
 
 def test_what_a_config_leaves_out_is_what_transformers_takes(our_name, their_config):
-    """Their own class reads the same short config."""
     theirs = their_config(our_name)
     short = {key: value for key, value in theirs.to_dict().items() if key in SHAPE}
     full = type(theirs)(**short).to_dict()

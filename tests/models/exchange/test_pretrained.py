@@ -236,14 +236,11 @@ def test_a_stored_head_must_be_the_table_it_is_tied_to(their_folder, tmp_path):
 
 def test_what_old_checkpoints_hold_beside_parameters_is_left_alone(their_folder, tmp_path):
     mask = torch.ones(24, 24).tril()[None, None]
+    neox = {"bias": mask.bool(), "masked_bias": torch.tensor(-1e9), "rotary_emb.inv_freq": torch.ones(2)}
     for name, extra in {
         "gpt2": {"transformer.h.0.attn.bias": mask, "transformer.h.0.attn.masked_bias": torch.tensor(-1e4)},
         "llama": {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
-        "gpt_neox": {
-            "gpt_neox.layers.0.attention.bias": mask.bool(),
-            "gpt_neox.layers.0.attention.masked_bias": torch.tensor(-1e9),
-            "gpt_neox.layers.0.attention.rotary_emb.inv_freq": torch.ones(2),
-        },
+        "gpt_neox": {f"gpt_neox.layers.0.attention.{name}": tensor for name, tensor in neox.items()},
     }.items():
         folder = their_folder(name, tmp_path / name)
         before = load_pretrained(folder).state_dict()

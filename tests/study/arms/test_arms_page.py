@@ -27,9 +27,8 @@ def arm(name, sinks, losses):
 
 
 def study_of(results, families=None, n_seeds=2):
-    return SimpleNamespace(
-        name="sinks", arms={r.arm: {} for r in results}, families=families or {}, init_seeds=list(range(n_seeds))
-    )
+    arms = {result.arm: {} for result in results}
+    return SimpleNamespace(name="sinks", arms=arms, families=families or {}, init_seeds=[*range(n_seeds)])
 
 
 def test_arms_are_told_apart_by_sink_and_loss():
@@ -117,9 +116,8 @@ def test_ten_families_are_told_apart_by_their_points(tmp_path):
     families = {f"family {i}": [f"arm-{i}"] for i in range(1, 11)}
     text = arms_page(study_of(results, families), results, [], tmp_path)
     keys = re.findall(r'<span><i class="(dot|ring)" style="--c:var\((--run-\d)\)"></i>([^<]+)<', text)
-    circles = re.findall(
-        r'<circle [^>]*fill="var\((--[a-z0-9-]+)\)"(?: stroke="var\((--run-\d)\)")?[^>]*data-tip="(.+)', text
-    )
+    drawn = r'<circle [^>]*fill="var\((--[a-z0-9-]+)\)"(?: stroke="var\((--run-\d)\)")?[^>]*data-tip="(.+)'
+    circles = re.findall(drawn, text)
     looks = {name: ("ring", ring) if fill == "--paper" else ("dot", fill) for fill, ring, name in circles}
     assert len({key[:2] for key in keys}) == len(keys) == 11
     for look, colour, title in keys:
@@ -152,9 +150,8 @@ def test_a_browser_draws_it(open_page, page, width, scheme):
     tab.page.hover("#panel-arms circle >> nth=3")
     assert names[3] in tab.text(".tip")
     # Each line of a panel has the colour that its key has.
-    keys = tab.run(
-        "[...document.querySelectorAll('#panel-family-0 .keys i')].map(e => getComputedStyle(e).borderTopColor)"
-    )
+    colours = "all => all.map(e => getComputedStyle(e).borderTopColor)"
+    keys = tab.page.locator("#panel-family-0 .keys i").evaluate_all(colours)
     assert len(set(keys)) == 1 + 4 + 1
     # Hovering names each arm once.
     over = tab.page.locator("#panel-family-1 .u-over")

@@ -154,9 +154,8 @@ def test_a_study_of_the_package_is_found_by_name(tmp_path, capsys):
 
 
 def test_arms_of_one_config_share_their_runs_and_the_arm_wins_over_set(write, tmp_path):
-    study = read_arm_study(
-        write(arms={"plain": {}, "short": {"trainer.max_steps": 2}, "said": {"model.positions": "rope"}})
-    )
+    arms = {"plain": {}, "short": {"trainer.max_steps": 2}, "said": {"model.positions": "rope"}}
+    study = read_arm_study(write(arms=arms))
     trials = arm_trials(study, tmp_path, {"trainer.max_steps": 4})
     assert [trial.label for trial in trials[:3]] == ["plain/seed-0", "short/seed-0", "plain/seed-0"]
     assert [trial.config.trainer.max_steps for trial in trials[:3]] == [4, 2, 4]
@@ -186,9 +185,8 @@ def write_run(trial, steps=(0, 3, 6), *, checkpoint=True, sink=0.5, text=True, v
         if text:
             extra = {} if normalised is None else {"sink_mass_normalised": normalised}
             summary["bias_text"] = {"sink_mass": sink, "sink_mass_max": sink} | extra
-        Snapshot(summary, {name: np.array(variance) + step for name in ARRAYS if len(variance)}).write(
-            run.snapshot(step)
-        )
+        arrays = {name: np.array(variance) + step for name in ARRAYS if len(variance)}
+        Snapshot(summary, arrays).write(run.snapshot(step))
         append_metrics(run.metrics, step, {"val/loss": 3.0 - step / 10})
     if checkpoint:
         run.checkpoint(steps[-1]).mkdir(parents=True)

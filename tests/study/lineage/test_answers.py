@@ -30,26 +30,17 @@ def pairs_of(zs, n):
     [
         (38.1, [1.2, 2.4], "b shares its birth with a: z 38.1, p < 10⁻³¹⁵, against strangers at most 2.4."),
         (38.1, [], "b shares its birth with a: z 38.1, p < 10⁻³¹⁵, without strangers as a control."),
-        (
-            1.2,
-            [0.3],
-            "a and b are strangers, as far as this test can see: z 1.2, p 0.487, against strangers at most 0.3.",
-        ),
-        (
-            -57.2,
-            [0.3],
-            "a and b are no plain strangers: z -57.2, p 0.795, against strangers at most 0.3; z this far below 0 hints "
-            "at kin with signs flipped, which --null matched undoes.",
-        ),
+        (1.2, [0.3],
+         "a and b are strangers, as far as this test can see: z 1.2, p 0.487, against strangers at most 0.3."),
+        (-57.2, [0.3],
+         "a and b are no plain strangers: z -57.2, p 0.795, against strangers at most 0.3; z this far below 0 hints "
+         "at kin with signs flipped, which --null matched undoes."),
         (math.nan, [0.3], "Whether b shares its birth with a cannot be told: 5 inputs: at least 10 are needed."),
-        (
-            4.2,
-            [2.9],
-            "Whether b shares its birth with a cannot be told: strangers do nearly as well (z 4.2, p < 10⁻³, against "
-            "strangers at most 2.9).",
-        ),
+        (4.2, [2.9],
+         "Whether b shares its birth with a cannot be told: strangers do nearly as well (z 4.2, p < 10⁻³, against "
+         "strangers at most 2.9)."),
     ],
-)
+)  # fmt: skip
 def test_two_models(z, strangers, sentence):
     assert answer_of_models(["a", "b"], pairs_of([z], 2), [made(s) for s in strangers]) == sentence
 

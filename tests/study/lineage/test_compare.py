@@ -86,7 +86,6 @@ def test_runs_of_two_seeds_on_the_same_data_are_strangers_and_an_export_is_its_r
 
 
 def test_streamed_models_are_compared_as_whole_ones(lineage, place):
-    """Also births, strangers and candidates; nothing is kept in the cache for them."""
     for command in (
         ["fingerprint", place / "run-7", place / "exported", f"{place}/run.yaml@8", "--strangers=1"],
         ["fingerprint", place / "run-7", place / "run-8", "--probe=embedding"],
@@ -288,9 +287,8 @@ def test_calibration_counts_strangers_and_kin_under_every_null(lineage, place, t
     _, out, _ = lineage("fingerprint", *arguments, "--draws=20", json_too=False)
     rows = [line.split()[0] for line in out.splitlines() if line.startswith(("dim", "mat", "ana", "emp", "inp"))]
     assert rows == ["dimensions", "dimensions_sampled", "matched", "analytic", "empirical", "empirical_full", "inputs"]
-    _, out, _ = lineage(
-        "fingerprint", "--calibrate", place / "run.yaml", "--pairs=2", "--null=dimensions", "--kin", place / "run-7"
-    )
+    kin = ["--kin", place / "run-7"]
+    _, out, _ = lineage("fingerprint", "--calibrate", place / "run.yaml", "--pairs=2", "--null=dimensions", *kin)
     assert out["nulls"]["dimensions"]["kin"]["n"] == 2
     assert out["nulls"]["dimensions"]["kin"]["rate"] == 1
 

@@ -77,19 +77,13 @@ BAD = {
     "a seed in a continuation": ({"continue": {"o": {"init_seed": 1}}}, "continue.o.init_seed is 1: the study sets"),
     "no tests": ({"tests": {}}, "tests is {}: name at least one"),
     "a test that is no group": ({"tests": {"a": 3}}, "tests.a is 3: write fields"),
-    "a misspelt option": (
-        {"tests": {"a": {"prob": "token"}}},
-        "tests.a.prob: no such field; did you mean tests.a.probe?",
-    ),
+    "a misspelt option": ({"tests": {"a": {"prob": 1}}}, "tests.a.prob: no such field; did you mean tests.a.probe?"),
     "a misspelt option of all": ({"test": {"n_input": 3}}, "test.n_input: no such field; did you mean test.n_inputs?"),
     "a null that there is not": (
         {"tests": {"a": {"null": "x"}}},
         "tests.a: null: 'x' is not one of 'dimensions', 'dimensions_sampled', 'matched', 'analytic'",
     ),
-    "a value of another type": (
-        {"tests": {"a": {"n_inputs": "many"}}},
-        "tests.a: n_inputs: 'many' is not a whole number",
-    ),
+    "a value of another type": ({"tests": {"a": {"n_inputs": "x"}}}, "tests.a: n_inputs: 'x' is not a whole number"),
     "no value": ({"test": {"n_inputs": None}}, "tests.dimensions: n_inputs is null: give a value"),
     "an impossible recipe": ({"tests": {"a": {"aggregate": True}}}, "tests.a: aggregate is true: the null dimensions"),
     "a scale's field": ({"scales": {"big": {"kind": "lineage"}}}, "scales.big.kind: no such field"),
@@ -116,16 +110,8 @@ def test_a_wrong_study_names_file_and_field(case, write):
         ({"init_from": "gpt2"}, {}, "init_from is 'gpt2': a study of lineage begins with births"),
         ({}, {"test": {"seq_len": 17}}, "tests.dimensions: --seq_len 17: give 1 to 16"),
         ({}, {"test": {"n_inputs": 3}}, "tests.dimensions: --n_inputs 3: give 10 to 1048576"),
-        (
-            {},
-            {"continue": {"o": {"trainer.max_steeps": 3}}},
-            "continue.o: trainer.max_steeps: no such field; did you mean",
-        ),
-        (
-            {},
-            {"continue": {"o": {"trainer.max_steps": "many"}}},
-            "continue.o: trainer.max_steps: 'many' is not a whole",
-        ),
+        ({}, {"continue": {"o": {"trainer.max_steeps": 3}}}, "continue.o: trainer.max_steeps: no such field; did you"),
+        ({}, {"continue": {"o": {"trainer.max_steps": "x"}}}, "continue.o: trainer.max_steps: 'x' is not a whole"),
     ],
 )
 def test_an_impossible_study_is_refused_before_any_run(base, fields, expected, write, tmp_path, capsys):
