@@ -152,13 +152,13 @@ class Planner:
         return int(describe(self.config.model)["n_active"])
 
     @cached_property
-    def state_elements(self) -> int:
-        """Elements of the optimizer's state, and of the average of the weights if there is one."""
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's state, and of the average of the weights if there is one."""
         model = empty_decoder(self.config.model, "meta")
         roles, row = parameter_roles(model), self.config.optim.optimizer
-        averaged = 0 if self.config.optim.ema is None else self.n_params
+        averaged = 0 if self.config.optim.ema is None else 4 * self.n_params
         return averaged + sum(
-            row.state_elements(tuple(parameter.shape), roles[name] is ParameterRole.MATRIX)
+            row.state_bytes(tuple(parameter.shape), roles[name] is ParameterRole.MATRIX)
             for name, parameter in model.named_parameters()
         )
 

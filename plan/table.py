@@ -62,7 +62,7 @@ def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
     """
     config, cluster = planner.config, planner.cluster
     n, whole = cluster.n_gpus, 4.0 * planner.n_params
-    strategy, moments = STRATEGIES[trainer.strategy], 4.0 * planner.state_elements
+    strategy, moments = STRATEGIES[trainer.strategy], float(planner.state_bytes)
     # The first of several processes that hold the same data writes it.
     in_shards = n // trainer.replicas
     weights_part = whole / in_shards if strategy.shards_weights else whole

@@ -21,6 +21,7 @@ from .optimizers.table import (
     OPTIMIZERS,
     OptimizerConfig,
     OptimizerName,
+    StateDtype,
     UpdateScale,
     optimizer_strategy_problem,
 )
@@ -98,6 +99,11 @@ class OptimConfig:
     clip_in_step: bool = False
     """For ``adamw``, but not under DeepSpeed: the fused step scales gradients as it reads them, and no pass over them
     comes before it. The last bits differ: a quotient is rounded in place of a product."""
+
+    state_dtype: StateDtype = "fp32"
+    """For ``adamw``, but not under DeepSpeed: type of both moments between steps, which compute in float32. ``bf16``
+    keeps 4 bytes per parameter in place of 8. The second moment is rounded at random, by the step and the place alone:
+    to the nearest it would stall, since bf16 loses changes below 1/512."""
 
     z_loss: float = 0.0
     """Coefficient of the z-loss, the mean squared log-sum-exp of the logits, which is added to what training minimises
@@ -444,6 +450,11 @@ class RunConfig:
         if self.optim.clip_in_step and STRATEGIES[self.trainer.strategy].engine:
             problems.append(
                 f"optim.clip_in_step is true, but {self.trainer.strategy} clips in an engine of its own: leave it out"
+            )
+        if self.optim.state_dtype == "bf16" and STRATEGIES[self.trainer.strategy].engine:
+            problems.append(
+                f"optim.state_dtype is bf16, but {self.trainer.strategy} keeps state in float32: give trainer.strategy "
+                "fsdp2, or fp32"
             )
         if self.trainer.val_sequences < len(self.data.sources):
             problems.append(

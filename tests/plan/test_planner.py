@@ -179,6 +179,15 @@ def test_an_optimizer_with_one_moment_needs_less_memory_under_every_strategy(lla
     assert offloaded.host_per_node == pytest.approx(5 * whole)
 
 
+def test_state_in_bf16_is_planned_at_half_of_it(llama):
+    config, whole = llama({"optim.state_dtype": "bf16"}), 4 * (2 * BLOCK + OUTSIDE)
+    planner = Planner(config, Cluster(8, "h100-80gb"))
+    for strategy, expected in (("ddp", whole), ("fsdp2", whole / 8)):
+        found = planner.plan(with_strategy(config.trainer, strategy, "none")).parts["optimizer"]
+        assert found == pytest.approx(expected, rel=3e-3), strategy  # with a step count per parameter
+    assert planner.state_bytes == whole
+
+
 @pytest.mark.heavy
 def test_muon_gathers_every_matrix_once_more_in_the_update(llama):
     config, cluster = {"trainer.strategy": "fsdp2", "trainer.global_batch_size": 64}, Cluster(2, "h100-80gb")
@@ -187,7 +196,7 @@ def test_muon_gathers_every_matrix_once_more_in_the_update(llama):
         model = Decoder(muon.config.model)
     matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n)
     assert muon.plan().sent - adamw.plan().sent == pytest.approx(4 * matrices / 2, rel=1e-6)
-    assert adamw.state_elements - muon.state_elements == matrices
+    assert adamw.state_bytes - muon.state_bytes == 4 * matrices
 
 
 def test_an_optimizer_that_cannot_be_rehearsed_is_named(llama):

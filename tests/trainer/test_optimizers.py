@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from birthmark.models.init import ParameterRole, parameter_roles
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.loop.steps import StepGuard, UpdateSkippedError
 from birthmark.trainer.module import PretrainModule, next_token_loss
+from birthmark.trainer.optimizers.classes import NarrowAdamW, _Noise, round_at_random
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
 from birthmark.trainer.optimizers.schedules import fields_of
 from birthmark.trainer.optimizers.table import OPTIMIZERS, OptimizerName
@@ -28,6 +30,7 @@ KV_BIAS = replace(PLAIN, attention=AttentionConfig(kv_bias="key_value"))
 T5 = replace(PLAIN, positions="t5")
 #: Numbers that every optimizer reads; those of one alone are left at their defaults.
 TRAIN = OptimConfig(lr=0.01, warmup_steps=0, schedule="constant", weight_decay=0.1)
+NARROW = replace(TRAIN, state_dtype="bf16")
 
 
 def trained(config, n_steps=4):
@@ -147,9 +150,11 @@ def test_a_step_that_clips_as_it_reads_gradients_is_clipping_and_a_step(grad_cli
         ),
         ({"clip_in_step": True, "grad_clip": 0.0}, "single", "optim.grad_clip is 0, which clips nothing: leave one"),
         ({"clip_in_step": True}, "zero2", "optim.clip_in_step is true, but zero2 clips in an engine of its own: leave"),
+        ({"state_dtype": "bf16", "name": "muon"}, "single", "state_dtype is bf16, which optimizer muon does not read"),
+        ({"state_dtype": "bf16"}, "zero1", "optim.state_dtype is bf16, but zero1 keeps state in float32: give trainer"),
     ],
 )
-def test_what_cannot_clip_in_its_step_says_so(optim, strategy, expected):
+def test_what_a_step_cannot_do_is_refused(optim, strategy, expected):
     with pytest.raises(UsageError, match=expected):
         RunConfig(optim=OptimConfig(**optim), trainer=TrainerConfig(strategy=strategy))
 
@@ -300,6 +305,98 @@ def test_muon_steps_matrices_by_their_singular_values_and_adamw_the_rest(scale, 
         torch.testing.assert_close(value.detach(), values[name].detach(), atol=2e-5, rtol=2e-4)
 
 
+# ── state in bf16 ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_random_rounding_goes_up_as_often_as_a_number_lies_high_between_its_neighbours():
+    """All 65 536 draws, of numbers between two of bf16 that are found as whole numbers."""
+    low = np.array([0x3F80, 0x3FFF, 0xBF80, 0x0001, 0x7F7F, 0x4321], np.uint32)
+    for share in (0, 1, 0x4000, 0xFFFF):
+        x = torch.from_numpy(np.repeat(((low << 16) + share).view(np.float32)[None], 1 << 16, 0))
+        drawn = round_at_random(x, torch.arange(1 << 16, dtype=torch.int32)[:, None])
+        up = (drawn.view(torch.int16).int().numpy() & 0xFFFF) - low.astype(np.int64)
+        assert set(up.ravel()) <= {0, 1}
+        assert up.sum(0).tolist() == [share] * 6
+
+
+def test_the_bits_of_an_element_are_those_of_its_place_and_of_the_step_alone():
+    bits = [_Noise(torch.tensor(float(step)), 100_000).of(0, 100_000) for step in range(1, 201)]
+    other = _Noise(torch.tensor(3.0), 1_000_000)
+    for start, n in ((0, 1), (4095, 2), (4096, 4096), (50_001, 49_999)):
+        assert torch.equal(other.of(start, n), bits[2][start : start + n])
+    drawn = torch.stack(bits).double()
+    # As 200 independent uniform draws of each, by their means over steps, over places, and from step to step.
+    sd = 65536 / 12**0.5
+    assert (drawn.min(), drawn.max()) == (0, 65535)
+    assert float(drawn.mean(0).std()) == pytest.approx(sd / 200**0.5, rel=0.02)
+    assert float((drawn.mean(1) - 32767.5).abs().max()) < 5 * sd / 100_000**0.5
+    assert float(torch.corrcoef(drawn[:, :3000])[0, 1:].abs().max()) < 5 / 3000**0.5
+
+
+def moments(optimizer, parameter):
+    return [optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")]
+
+
+def test_state_in_bf16_follows_adamw_in_float32(monkeypatch):
+    model, optimizer, _ = trained(replace(NARROW, beta2=0.999), 12)
+    wide, reference, _ = trained(replace(TRAIN, beta2=0.999), 12)
+    start = born(PLAIN, 0)
+    for name, p in model.named_parameters():
+        twin = wide.get_parameter(name)
+        assert [x.dtype for x in moments(optimizer, p)] == [torch.bfloat16] * 2
+        assert torch.dist(p, twin) < 0.02 * torch.dist(twin, start.get_parameter(name)), name
+        for found, expected in zip(moments(optimizer, p), moments(reference, twin), strict=True):
+            assert torch.dist(found, expected) < 0.02 * expected.norm(), name
+    # The first step has no state behind it; and pieces of a tensor make no difference.
+    (model, *_), (wide, *_) = trained(NARROW, 1), trained(TRAIN, 1)
+    assert all(map(torch.equal, model.parameters(), wide.parameters()))
+    whole, *_ = trained(NARROW, 4)
+    monkeypatch.setattr("birthmark.trainer.optimizers.classes._AT_ONCE", 128)
+    assert all(map(torch.equal, trained(NARROW, 4)[0].parameters(), whole.parameters()))
+
+
+def test_a_mean_of_squares_in_bf16_neither_stalls_nor_drifts():
+    """Gradients of one size, then none: β₂ .999 to the 1000th, .368, is left; of one rounded to the nearest, all."""
+    parameter = torch.nn.Parameter(torch.zeros(20_000))
+    optimizer = NarrowAdamW([{"params": [parameter]}], lr=0.0, betas=(0.9, 0.999))
+    nearest = torch.tensor(0.5, dtype=torch.bfloat16)
+    parameter.grad = torch.full_like(parameter, 0.5)
+    for _ in range(200):
+        optimizer.step()
+    square = moments(optimizer, parameter)[1]
+    assert float(square.float().mean()) == pytest.approx(0.25 * (1 - 0.999**200), rel=2e-3)
+    parameter.grad.zero_()
+    before = float(square.float().mean())
+    for _ in range(1000):
+        optimizer.step()
+        nearest = (nearest.float() * 0.999).bfloat16()
+    assert float(square.float().mean()) == pytest.approx(before * 0.999**1000, rel=5e-3)
+    assert float(nearest) == 0.5
+
+
+def test_state_in_bf16_is_loaded_as_it_was_and_goes_on_to_the_bit():
+    model, optimizer, _ = trained(NARROW, 3)
+    twin = born(PLAIN, 0)
+    twin.load_state_dict(model.state_dict())
+    other = PretrainModule(twin, NARROW, TrainerConfig()).configure_optimizers()["optimizer"]
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for p, of_twin in zip(model.parameters(), twin.parameters(), strict=True):
+        assert all(map(torch.equal, moments(optimizer, p), moments(other, of_twin)))
+        assert {x.dtype for x in moments(other, of_twin)} == {torch.bfloat16}
+        p.grad, of_twin.grad = torch.ones_like(p), torch.ones_like(p)
+    optimizer.step()
+    other.step()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+@pytest.mark.parametrize(("config", "n_bytes"), [(TRAIN, 8), (NARROW, 4)])
+def test_a_plan_knows_the_bytes_of_adamws_state(config, n_bytes):
+    model, optimizer, _ = trained(config, 1)
+    for p in model.parameters():
+        kept = sum(x.nbytes for x in optimizer.state[p].values() if x.ndim)
+        assert kept == config.optimizer.state_bytes(tuple(p.shape), False) == n_bytes * p.numel()
+
+
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has had Muon since 2.9")
 def test_muon_is_torchs_own_as_far_as_bfloat16_goes():
     from birthmark.trainer.optimizers.classes import Muon
@@ -414,11 +511,11 @@ def flat(tree):
 
 @pytest.mark.parametrize("n_steps", [0, 3])
 @pytest.mark.parametrize("wait", [True, False])
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "bf16"])
 def test_a_skipped_step_moves_nothing_of_any_optimizer(name, wait, n_steps):
     if name == "soap":
         pytest.importorskip("pytorch_optimizer")
-    model, optimizer, _ = trained(replace(TRAIN, name=name), n_steps)
+    model, optimizer, _ = trained(NARROW if name == "bf16" else replace(TRAIN, name=name), n_steps)
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, float("nan"))

@@ -17,12 +17,13 @@ from birthmark.trainer.optimizers.table import OPTIMIZERS
 from birthmark.trainer.run import pretrain
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamw"])
+@pytest.mark.parametrize("name", [*(name for name in OPTIMIZERS if name != "adamw"), "adamw in bf16"])
 def test_every_optimizer_goes_on_bit_for_bit(name, tiny, tmp_path):
     """AdamW does so in tests/trainer/test_arms.py."""
     if name == "soap":
         pytest.importorskip("pytorch_optimizer")
-    fields = {"optim.name": name, "trainer.max_steps": 4, "trainer.checkpoint_every": 2, "snapshot.enabled": False}
+    of_name = {"optim.state_dtype": "bf16", "optim.clip_in_step": True} if " " in name else {"optim.name": name}
+    fields = {**of_name, "trainer.max_steps": 4, "trainer.checkpoint_every": 2, "snapshot.enabled": False}
     whole = run(tiny(fields), tmp_path / "whole")
     parts = run(tiny(fields), up_to(2, whole, tmp_path / "parts").path, resume=True)
     # Weights and the optimizer's state.

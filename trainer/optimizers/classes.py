@@ -1,4 +1,4 @@
-"""Optimizers that torch has not: Lion, Muon, and one for matrices beside AdamW for the rest."""
+"""Optimizers that torch has not: AdamW with state in bf16, Lion, Muon, one for matrices beside AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ...models.tensor_shards import full_tensor
+from ...models.tensor_shards import full_tensor, shard_of
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
@@ -51,6 +51,136 @@ class MomentumOptimizer(Optimizer):
                     state[self.momentum_name] = torch.zeros_like(parameter)
                 self.update(parameter, gradient, state[self.momentum_name], group)
         return loss
+
+
+# ---------------------------------------------------------------- AdamW with state in bf16
+# A step computes in float32, by torch's fused kernel, and rounds what it keeps to bf16, which has eight bits.
+#
+# The mean of squares moves by 1 − β₂ of a difference, and a change below 1/512 of it would be lost: with β₂ .999 it
+# could grow only where a square is three times the mean, and never fall. So it is rounded up or down at random, with
+# probabilities that keep it on average. The mean of gradients moves by tenths and is rounded to the nearest.
+
+#: Elements in float32 at a time.
+_AT_ONCE = 1 << 24
+#: Elements of a row of random bits.
+_ROW = 1 << 12
+
+
+def _random_bits(n: int, step: Tensor, salt: int) -> Tensor:
+    """Compute sixteen bits for each of n numbers, int32 ``[n]``: the finaliser of splitmix64, on every device alike."""
+    x = torch.arange(n, device=step.device) + (step.long() * 2 + salt) * 0x632BE59BD9B4E019
+    x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
+    x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
+    return ((x ^ (x >> 31)) & 0xFFFF).int()
+
+
+class _Noise:
+    """Random bits of the elements of flattened tensors: a function of the step and an element's place in the whole
+    tensor, so that every strategy, and a resumed run, rounds alike.
+
+    Args:
+        step: steps taken, ``[]``; the device is not waited for.
+        n: elements of the longest tensor.
+    """
+
+    def __init__(self, step: Tensor, n: int) -> None:
+        # Both are uniform, so their exclusive or is too.
+        self.of_row, self.of_column = _random_bits(n // _ROW + 2, step, 0), _random_bits(_ROW, step, 1)
+
+    def of(self, start: int, n: int) -> Tensor:
+        """Return the bits of elements ``start …``, int32 ``[n]``."""
+        first, last = start // _ROW, (start + n - 1) // _ROW + 1
+        bits = (self.of_row[first:last, None] ^ self.of_column).view(-1)
+        return bits[start - first * _ROW :][:n]
+
+
+def round_at_random(x: Tensor, bits: Tensor) -> Tensor:
+    """Round float32 to bf16: up in size where the bits that go, as a number, and ``bits`` add up to 1 or more.
+
+    Overwrites ``x``. What bf16 holds stays as it is.
+    """
+    return x.view(torch.int32).add_(bits).bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16)
+
+
+class NarrowAdamW(Optimizer):
+    """AdamW with both moments in bf16: 4 bytes per parameter in place of 8.
+
+    Args:
+        params: parameters or groups, float32. Each element depends on its own gradients only, so shards may be stepped.
+        lr: learning rate.
+        betas: decays of the mean of gradients and of their squares.
+        eps: offset of the denominator.
+        weight_decay: decoupled weight decay.
+    """
+
+    #: Reads ``grad_scale`` and ``found_inf`` as torch's fused kernels do.
+    _step_supports_amp_scaling = True
+    #: Keys of the state in bf16.
+    moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        # Torch loads step counts to the device of a parameter whose group is fused.
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True})
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Torch casts state to the type of its parameter; values in bf16 come back as they were.
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state.update({key: state[key].to(torch.bfloat16) for key in self.moments if key in state})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step from the present gradients."""
+        loss, noise = loss_of(closure), None
+        longest = max(parameter.numel() for group in self.param_groups for parameter in group["params"])
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), device=parameter.device)
+                    state |= {key: torch.zeros_like(parameter, dtype=torch.bfloat16) for key in self.moments}
+                state["step"] += 1
+                noise = noise or _Noise(state["step"], longest)
+                self._update(parameter, state, group, noise)
+        return loss
+
+    def _update(self, parameter: Tensor, state: dict[str, Any], group: dict[str, Any], noise: _Noise) -> None:
+        (beta1, beta2), device = group["betas"], parameter.device
+        scale, skipped = (
+            None if x is None else x.to(device)
+            for x in (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
+        )
+        shard = shard_of(parameter)
+        if not shard.runs.is_range:
+            raise NotImplementedError("a shard of several runs")
+        flat = [shard.local, *(_local(x) for x in (parameter.grad, *(state[key] for key in self.moments)))]
+        pieces = zip(*(x.split(_AT_ONCE) for x in flat), strict=True) if shard.local.numel() else ()
+        for i, (p, gradient, mean, square) in enumerate(pieces):
+            wide_mean, wide_square = mean.float(), square.float()
+            torch._fused_adamw_(
+                [p], [gradient], [wide_mean], [wide_square], [], [state["step"]], lr=group["lr"], beta1=beta1,
+                beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
+                grad_scale=scale, found_inf=skipped,
+            )  # fmt: skip
+            mean.copy_(wide_mean)
+            square.copy_(round_at_random(wide_square, noise.of(shard.start + i * _AT_ONCE, len(p))))
+        if skipped is not None:
+            state["step"] -= skipped
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return this process's elements, flattened."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().reshape(-1)
 
 
 # ---------------------------------------------------------------- Lion

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 UpdateScale = Literal["adamw", "spectral"]
+StateDtype = Literal["fp32", "bf16"]
 OptimizerName = Literal["adamw", "nadam", "sgd", "adafactor", "muon", "lion", "soap"]
 
 
@@ -61,6 +62,10 @@ class OptimizerConfig:
         """
         return len(self.sharded_state) * math.prod(shape)
 
+    def state_bytes(self, shape: tuple[int, ...], is_matrix: bool) -> int:
+        """Count the bytes of the same."""
+        return 4 * self.state_elements(shape, is_matrix)
+
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
         """Build torch's optimizer over these groups, which state their own weight decay."""
         raise NotImplementedError
@@ -90,9 +95,19 @@ class AdamW(Moments):
     """Adam with decoupled weight decay (arXiv 1711.05101)."""
 
     clip_in_step: bool = False
+    state_dtype: StateDtype = "fp32"
+
+    @override
+    def state_bytes(self, shape: tuple[int, ...], is_matrix: bool) -> int:
+        narrow = 2 if self.state_dtype == "bf16" else 1
+        return super().state_bytes(shape, is_matrix) // narrow
 
     @override
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        if self.state_dtype == "bf16":
+            from .classes import NarrowAdamW
+
+            return NarrowAdamW(groups, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps)
         from torch import optim
 
         return optim.AdamW(groups, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)

@@ -30,6 +30,8 @@ LEGS = {
     "soap": ["ddp", "single"],
     # The step of AdamW scales gradients to the norm, which is small here.
     "clip": ["fsdp2", "ddp", "single"],
+    # State in bf16, rounded by the places of elements.
+    "bf16": ["single", "fsdp2", "ddp", "replicas", "single"],
     # A batch that grows on the way, and with it the micro-batches of a step.
     "ramp": ["fsdp2", "ddp", "single"],
     # Adapters on a frozen model.
@@ -50,6 +52,7 @@ FIELDS = {
     "adamw": {"optim.ema": "0.8", "trainer.keep_last": "null"}
     | {"snapshot.enabled": "true", "snapshot.gradients": "true"},
     "clip": {"optim.grad_clip": "0.02", "optim.clip_in_step": "true"},
+    "bf16": {"optim.state_dtype": "bf16", "optim.beta2": "0.999"},
     "ramp": {"trainer.micro_batch_size": "1"}
     | {f"trainer.batch_ramp.{name}": n for name, n in (("start", "2"), ("increment", "2"), ("sequences", "12"))},
     "lora": {"adapter.kind": "lora", "adapter.rank": "2", "adapter.maps": "[attn.q, mlp.down]"},
