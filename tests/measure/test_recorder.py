@@ -344,14 +344,14 @@ def test_what_cannot_be_measured_is_absent_and_the_rest_is_measured(llama, small
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # each is said once
         assert recorder.take_if_possible(llama(1), 1).summary["not_measured"] == reasons
-    build_report([RunDir.open_measured(tmp_path / "part")], tmp_path / "part/report.html")
+    build_run_pages(RunDir.open_measured(tmp_path / "part"))
     page = (tmp_path / "part/snapshots/step-00000001/report.html").read_text()
     assert "Not measured: probes &#39;text&#39; has token 99" in page
 
 
 def test_a_step_without_a_snapshot_is_noted_in_the_folder_and_on_the_page(llama, small_probe, tmp_path):
     recorder, broken = SnapshotRecorder(tmp_path, small_probe), llama()
-    build_run_pages(RunDir.open_measured(tmp_path / "part"))
+    recorder.take_if_possible(llama(), 0)
     with torch.no_grad():
         broken.lm_head.weight[0, 0] = torch.nan
     reason = "random probe: the model gives NaN or inf, first in the logits"
