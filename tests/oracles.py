@@ -91,6 +91,27 @@ class Traffic(Operators):
         return self.operators.total(), self.bytes.total() / 1e9
 
 
+def routing_cost(model, inputs_BT, real_BT=None, dropout=None):
+    """The load balance and what routers add to the loss of a batch, over its real tokens, and the experts that each
+    router chose ``[N, K]``: logits from hooks, and a loop over experts."""
+    experts, logits, chosen = model.config.experts, [], []
+    routers = [block.mlp.router for block in model.blocks if hasattr(block.mlp, "router")]
+    handles = [router.register_forward_hook(lambda module, inputs, z_BTE: logits.append(z_BTE)) for router in routers]
+    model(inputs_BT, dropout=dropout)
+    for handle in handles:
+        handle.remove()
+    balance, z_loss = torch.zeros(()), torch.zeros(())
+    for z_BTE in logits:
+        z_NE = z_BTE.flatten(0, 1) if real_BT is None else z_BTE[real_BT]
+        p_NE = z_NE.exp() / z_NE.exp().sum(-1, keepdim=True)
+        chosen.append(p_NE.argsort(-1, descending=True)[:, : experts.top_k])
+        for e in range(experts.n_experts):
+            f = (chosen[-1] == e).float().mean()
+            balance = balance + experts.n_experts * f * p_NE[:, e].mean() / len(logits)
+        z_loss = z_loss + z_NE.exp().sum(-1).log().square().mean() / len(logits)
+    return balance, experts.load_balance * balance + experts.router_z_loss * z_loss, chosen
+
+
 def in_pieces(model, tokens_BT, sizes=(9, 1, 8, 1, 1)):
     """The logits of a text that comes piece by piece, through a cache of keys and values."""
     cache = KeyValueCache(model.config, tokens_BT.shape[1])

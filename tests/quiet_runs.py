@@ -46,6 +46,14 @@ def up_to(step, run, path):
     return RunDir(path)
 
 
+def leaves(tree, path=()):
+    """Everything in a tree of dictionaries and lists by its path, in its order."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, (list, tuple)) else None
+    if pairs is None:
+        return {path: tree}
+    return {place: leaf for key, inner in pairs for place, leaf in leaves(inner, (*path, key)).items()}
+
+
 def averages(run, step):
     """The averaged weights of a checkpoint, one behind another."""
     found = CheckpointWeights(run.checkpoint(step), average=True)

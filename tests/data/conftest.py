@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from birthmark.data.batches import ShardedTokens
+from birthmark.data.config import DataConfig
+from birthmark.data.corpora import open_corpus
 from birthmark.data.tokenizer import train_bpe
 
 WORDS = "ein kleines Wörterbuch for the quick brown fox λ = σ ∑ 数据 emoji 🎈 def return self.value if else"
@@ -47,3 +49,35 @@ def make_tokens(tmp_path):
         return ShardedTokens(paths, dtype)
 
     return make
+
+
+@pytest.fixture
+def open_table(tmp_path):
+    """``open_table(*paths, **fields)``: the corpus of these tables."""
+
+    def open_(*paths, **fields):
+        plain = {"val_fraction": 0.2, "cache_dir": str(tmp_path / "cache"), "n_workers": 1}
+        return open_corpus(DataConfig(path=[str(path) for path in paths], **(plain | fields)))
+
+    return open_
+
+
+@pytest.fixture(scope="session")
+def write_table():
+    """``write_table(path, texts, column)``: a table of this suffix, by the library itself; returns the path."""
+    import datasets
+
+    def write(path, texts, column="text"):
+        table = datasets.Dataset.from_dict({"id": list(range(len(texts))), column: list(texts)})
+        if path.suffix == ".parquet":
+            table.to_parquet(path)
+        elif path.suffix == ".csv":
+            table.to_csv(path)
+        elif path.suffix == ".arrow":
+            table.save_to_disk(path.with_suffix(""))
+            next(path.with_suffix("").glob("*.arrow")).rename(path)
+        else:
+            table.to_json(path, lines=path.suffix == ".jsonl", orient="records")
+        return path
+
+    return write

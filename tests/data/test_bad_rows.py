@@ -2,25 +2,13 @@
 
 import json
 
-import datasets
 import pandas
 import pytest
 
-from birthmark.data.config import DataConfig
-from birthmark.data.corpora import open_corpus
 from birthmark.data.shards import build_shards
 from birthmark.errors import UsageError
 
 ROWS = [f"row {i}, with words\nand a second line" for i in range(30)]
-
-
-@pytest.fixture
-def open_table(tmp_path):
-    def open_(*paths, **options):
-        fields = {"val_fraction": 0.2, "cache_dir": str(tmp_path / "cache"), "n_workers": 1}
-        return open_corpus(DataConfig(path=[str(path) for path in paths], **(fields | options)))
-
-    return open_
 
 
 def lines(path, damaged):
@@ -192,33 +180,20 @@ def test_tables_without_bad_rows_need_no_place_for_copies(open_table, tmp_path, 
     assert hashed == open_table(path).content_hash()
 
 
-def write(path, column):
-    table = datasets.Dataset.from_dict({"id": [1, 2, 3], column: [f"{path.stem} {i}" for i in range(3)]})
-    match path.suffix:
-        case ".parquet":
-            table.to_parquet(path)
-        case ".csv":
-            table.to_csv(path, index=False)
-        case ".jsonl":
-            table.to_json(path, lines=True, orient="records")
-        case ".arrow":
-            table.save_to_disk(path.with_suffix(""))
-            next(path.with_suffix("").glob("*.arrow")).rename(path)
-    return path
-
-
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl", "csv"])
-def test_a_column_that_the_seventh_of_nine_files_lacks(suffix, open_table, tmp_path):
-    paths = [write(tmp_path / f"{i}.{suffix}", "content" if i == 7 else "text") for i in range(1, 10)]
+def test_a_column_that_the_seventh_of_nine_files_lacks(suffix, open_table, tmp_path, write_table):
+    texts_of = {i: [f"{i} {row}" for row in range(3)] for i in range(1, 10)}
+    files = {i: tmp_path / f"{i}.{suffix}" for i in texts_of}
+    paths = [write_table(file, texts_of[i], "content" if i == 7 else "text") for i, file in files.items()]
     with pytest.raises(UsageError, match=rf"^data\.text_field: no column 'text' in .*7\.{suffix}; .*'id', 'content'$"):
         texts(open_table(*paths))
-    write(paths[6], "text")
+    write_table(files[7], texts_of[7])
     assert len(texts(open_table(*paths))) == 27
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_a_damaged_file_among_several_is_named(suffix, open_table, tmp_path):
-    paths = [write(tmp_path / f"{i}.{suffix}", "text") for i in range(1, 4)]
+def test_a_damaged_file_among_several_is_named(suffix, open_table, tmp_path, write_table):
+    paths = [write_table(tmp_path / f"{i}.{suffix}", ["a", "b", "c"]) for i in range(1, 4)]
     paths[1].write_bytes(b"no table at all" * 9)
     with pytest.raises(UsageError, match=rf"2\.{suffix}: damaged \(.*copy it again, or leave it out$"):
         texts(open_table(*paths, max_bad_rows=3))

@@ -28,32 +28,9 @@ HELD_OUT = [f"row {i}" for i in (2, 5, 7, 12, 14, 20, 22, 29, 36, 38)]
 SUFFIXES = ["parquet", "arrow", "json", "jsonl", "csv"]
 
 
-def write(path, texts, column="text"):
-    table = datasets.Dataset.from_dict({"id": list(range(len(texts))), column: list(texts)})
-    if path.suffix == ".parquet":
-        table.to_parquet(path)
-    elif path.suffix == ".csv":
-        table.to_csv(path)
-    elif path.suffix == ".arrow":
-        table.save_to_disk(path.with_suffix(""))
-        next(path.with_suffix("").glob("*.arrow")).rename(path)
-    else:
-        table.to_json(path, lines=path.suffix == ".jsonl", orient="records")
-    return path
-
-
-@pytest.fixture
-def open_table(tmp_path):
-    def open_(*paths, **options):
-        fields = {"val_fraction": 0.2, "cache_dir": str(tmp_path / "cache"), **options}
-        return open_corpus(DataConfig(path=[str(path) for path in paths], **fields))
-
-    return open_
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_rows_are_documents(tmp_path, open_table, suffix):
-    corpus = open_table(write(tmp_path / f"table.{suffix}", TEXTS))
+def test_rows_are_documents(tmp_path, open_table, suffix, write_table):
+    corpus = open_table(write_table(tmp_path / f"table.{suffix}", TEXTS))
     documents = list(corpus.documents())
     assert [document.text for document in documents] == [text for text in TEXTS if text]
     assert {document.split for document in documents} == {"train", "val"}
@@ -61,10 +38,10 @@ def test_rows_are_documents(tmp_path, open_table, suffix):
     assert corpus.n_bytes == sum(len(text.encode()) for text in TEXTS)
 
 
-def test_equal_rows_share_a_split_wherever_they_stand(tmp_path, open_table):
+def test_equal_rows_share_a_split_wherever_they_stand(tmp_path, open_table, write_table):
     def splits(texts):
         found = {}
-        path = write(tmp_path / "table.jsonl", texts)
+        path = write_table(tmp_path / "table.jsonl", texts)
         for document in open_table(path).documents():
             found.setdefault(document.text, set()).add(document.split)
         return found
@@ -75,20 +52,20 @@ def test_equal_rows_share_a_split_wherever_they_stand(tmp_path, open_table):
     assert once == twice
 
 
-def test_several_files(tmp_path, open_table):
-    paths = [write(tmp_path / f"{i}.parquet", [f"file {i} row {j}" for j in range(3)]) for i in (1, 0)]
+def test_several_files(tmp_path, open_table, write_table):
+    paths = [write_table(tmp_path / f"{i}.parquet", [f"file {i} row {j}" for j in range(3)]) for i in (1, 0)]
     expected = [f"file {i} row {j}" for i in (1, 0) for j in range(3)]
     assert [document.text for document in open_table(*paths).documents()] == expected
 
 
-def test_one_row_is_split(tmp_path, open_table):
-    train, val = open_table(write(tmp_path / "one.parquet", ["x" * 100, None])).documents()
+def test_one_row_is_split(tmp_path, open_table, write_table):
+    train, val = open_table(write_table(tmp_path / "one.parquet", ["x" * 100, None])).documents()
     assert (train.split, val.split) == ("train", "val")
     assert len(train.text) + len(val.text) == 100
 
 
-def test_content_hash_sees_a_changed_byte_that_the_clock_does_not(tmp_path, open_table):
-    path = write(tmp_path / "table.jsonl", TEXTS)
+def test_content_hash_sees_a_changed_byte_that_the_clock_does_not(tmp_path, open_table, write_table):
+    path = write_table(tmp_path / "table.jsonl", TEXTS)
     corpus = open_table(path)
     first, texts = corpus.content_hash(), [document.text for document in corpus.documents()]
     before = path.stat()
@@ -133,9 +110,9 @@ def test_processes_of_a_node_read_a_table_once_and_not_again_before_it_changes(t
 
 
 @pytest.mark.heavy
-def test_the_survey_is_that_of_one_row_after_the_other(tmp_path, open_table, monkeypatch):
+def test_the_survey_is_that_of_one_row_after_the_other(tmp_path, open_table, monkeypatch, write_table):
     texts = [f"row {i} λ " * (i % 7) for i in range(700)] + [None, "x" * 5000]
-    path = write(tmp_path / "table.parquet", texts)
+    path = write_table(tmp_path / "table.parquet", texts)
     monkeypatch.setattr(rows, "_MOST_ROWS", 64)
     monkeypatch.setattr(rows, "_MOST_BYTES", 500)
     contents = [(text or "").encode() for text in texts]
@@ -183,14 +160,14 @@ def test_the_hash_of_a_hub_set_is_the_same_however_its_survey_is_shared_out(tmp_
     assert corpus.content_hash() == total.hexdigest()
 
 
-def test_splits_of_known_rows_stay(tmp_path, open_table):
+def test_splits_of_known_rows_stay(tmp_path, open_table, write_table):
     """What a run held out stays held out."""
-    corpus = open_table(write(tmp_path / "table.parquet", [f"row {i}" for i in range(40)]))
+    corpus = open_table(write_table(tmp_path / "table.parquet", [f"row {i}" for i in range(40)]))
     assert [d.text for d in corpus.documents() if d.split == "val"] == HELD_OUT
 
 
-def test_shards_are_reused_without_the_library(tmp_path, open_table, tokenizer, monkeypatch):
-    path = write(tmp_path / "table.jsonl", TEXTS)
+def test_shards_are_reused_without_the_library(tmp_path, open_table, tokenizer, monkeypatch, write_table):
+    path = write_table(tmp_path / "table.jsonl", TEXTS)
     first = build_shards(open_table(path), tokenizer, tmp_path / "cache", val_fraction=0.2)
     assert first.meta["splits"]["train"]["documents"] + first.meta["splits"]["val"]["documents"] == len(TEXTS) - 1
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -200,8 +177,8 @@ def test_shards_are_reused_without_the_library(tmp_path, open_table, tokenizer, 
         list(open_table(write_text(tmp_path / "other.jsonl")).documents())
 
 
-def test_shards_of_other_splits_are_not_reused(tmp_path, open_table, tokenizer, monkeypatch):
-    path = write(tmp_path / "table.jsonl", TEXTS)
+def test_shards_of_other_splits_are_not_reused(tmp_path, open_table, tokenizer, monkeypatch, write_table):
+    path = write_table(tmp_path / "table.jsonl", TEXTS)
     folders = set()
     for rule in ("text-xxh3", "an older rule"):
         monkeypatch.setattr(row_corpora.TableCorpus, "split_rule", rule)
@@ -214,8 +191,8 @@ def write_text(path):
     return path
 
 
-def test_wrong_column_lists_the_columns(tmp_path, open_table):
-    path = write(tmp_path / "table.csv", TEXTS, column="body")
+def test_wrong_column_lists_the_columns(tmp_path, open_table, write_table):
+    path = write_table(tmp_path / "table.csv", TEXTS, column="body")
     with pytest.raises(UsageError, match=r"data\.text_field: no column 'text' in .*'id', 'body'"):
         list(open_table(path).documents())
     with pytest.raises(UsageError, match=r"data\.text_field: column 'id' holds int64"):
@@ -223,9 +200,9 @@ def test_wrong_column_lists_the_columns(tmp_path, open_table):
     assert next(iter(open_table(path, text_field="body").documents())).text == TEXTS[0]
 
 
-def test_tables_without_text(tmp_path, open_table):
+def test_tables_without_text(tmp_path, open_table, write_table):
     with pytest.raises(UsageError, match="holds no text in its 3 rows"):
-        list(open_table(write(tmp_path / "table.jsonl", ["", "", ""])).documents())
+        list(open_table(write_table(tmp_path / "table.jsonl", ["", "", ""])).documents())
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -239,8 +216,8 @@ def test_damaged_files(tmp_path, open_table, suffix):
     assert "\n" not in str(error.value)
 
 
-def test_a_row_that_is_no_text_is_named(tmp_path, open_table):
-    path = write(tmp_path / "table.jsonl", ["a", "b"] * 300)
+def test_a_row_that_is_no_text_is_named(tmp_path, open_table, write_table):
+    path = write_table(tmp_path / "table.jsonl", ["a", "b"] * 300)
     lines = path.read_bytes().splitlines(keepends=True)
     lines[401] = lines[401].replace(b"b", b"b\xff")
     path.write_bytes(b"".join(lines))
@@ -249,9 +226,9 @@ def test_a_row_that_is_no_text_is_named(tmp_path, open_table):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_line_that_can_be_no_row_is_not_read(tmp_path, open_table, monkeypatch, suffix):
+def test_a_line_that_can_be_no_row_is_not_read(tmp_path, open_table, monkeypatch, suffix, write_table):
     monkeypatch.setattr("birthmark.data.bad_rows._MOST_LINE", 1 << 20)
-    path = write(tmp_path / f"table.{suffix}", ["a" * (1 << 19), "b"])
+    path = write_table(tmp_path / f"table.{suffix}", ["a" * (1 << 19), "b"])
     assert [len(document.text) for document in open_table(path).documents()] == [1 << 19, 1]
     with path.open("ab") as file:
         file.write(bytes(7 << 19))  # zeros without a line's end
@@ -265,10 +242,10 @@ def test_unreachable_hub_is_one_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_dataset_of_the_hubs_layout(tmp_path):
+def test_dataset_of_the_hubs_layout(tmp_path, write_table):
     """A local repository in the hub's layout goes through the very same call, and the library prints nothing."""
     (tmp_path / "set").mkdir()
-    write(tmp_path / "set" / "train-00000.parquet", ["alpha", "beta", "gamma"])
+    write_table(tmp_path / "set" / "train-00000.parquet", ["alpha", "beta", "gamma"])
     code = (
         "from birthmark.data.config import DataConfig; from birthmark.data.corpora import open_corpus;"
         f"corpus = open_corpus(DataConfig(path='hf:{tmp_path}/set', cache_dir='{tmp_path}/cache'));"

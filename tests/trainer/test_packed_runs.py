@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from oracles import routing_cost
 from quiet_runs import logged, run, up_to
 from torch.nn import functional as F
 
@@ -25,25 +26,6 @@ EXPERTS = {"model.experts.n_experts": 5, "model.experts.d_ff": 8, "model.experts
 EXPERTS |= {"model.experts.router_z_loss": 0.3}
 
 
-def routing_cost(model, inputs_BT, real_BT):
-    """What routers add to the loss of a batch, by hand, over its real tokens: logits from hooks."""
-    routers, logits, experts = [block.mlp.router for block in model.blocks], [], model.config.experts
-    handles = [router.register_forward_hook(lambda module, inputs, z: logits.append(z)) for router in routers]
-    model(inputs_BT)
-    for handle in handles:
-        handle.remove()
-    balance, z_loss = torch.zeros(()), torch.zeros(())
-    for z_BTE in logits:
-        z_NE = z_BTE[real_BT]
-        p_NE = z_NE.exp() / z_NE.exp().sum(-1, keepdim=True)
-        chosen_NK = p_NE.argsort(-1, descending=True)[:, : experts.top_k]
-        for e in range(experts.n_experts):
-            f = (chosen_NK == e).float().mean()
-            balance = balance + experts.n_experts * f * p_NE[:, e].mean() / len(logits)
-        z_loss = z_loss + z_NE.exp().sum(-1).log().square().mean() / len(logits)
-    return balance, experts.load_balance * balance + experts.router_z_loss * z_loss
-
-
 @pytest.mark.parametrize("more", [{}, EXPERTS], ids=["dense", "experts"])
 def test_every_token_of_the_global_batch_counts_alike(tiny, fields, more, tmp_path):
     """Losses and gradients are those of the mean over its tokens, by hand, whatever the micro-batches are."""
@@ -56,7 +38,7 @@ def test_every_token_of_the_global_batch_counts_alike(tiny, fields, more, tmp_pa
     logits = model(batch[:, :-1].clamp_min(0))
     real = batch[:, 1:] >= 0
     loss = F.cross_entropy(logits[real], batch[:, 1:][real])
-    balance, cost = routing_cost(model, batch[:, :-1].clamp_min(0), real) if more else (None, 0)
+    balance, cost, _ = routing_cost(model, batch[:, :-1].clamp_min(0), real) if more else (None, 0, None)
     (loss + cost).backward()
     norm = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()
 

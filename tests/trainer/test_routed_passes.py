@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from oracles import Operators
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from birthmark.models.attention.fused.backends import BACKENDS
@@ -52,18 +52,6 @@ def test_checkpointing_changes_no_bit_of_losses_and_gradients(plain, kind):
     assert all(torch.equal(found[name], plain[name]) for name in plain)
 
 
-class Recorded(TorchDispatchMode):
-    """The operators that are called within."""
-
-    def __init__(self):
-        super().__init__()
-        self.operators = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operators.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 #: Each fused attention, with a window too where it takes one.
 FUSED = {
     f"{backend.name}, window {window}": (device, backend, window)
@@ -77,10 +65,11 @@ FUSED = {
 def test_selective_keeps_what_every_fused_attention_computes(name):
     """With operators as they are called, on tensors without memory: no GPU is needed."""
     device, backend, window = FUSED[name]
-    with FakeTensorMode(), Recorded() as recorded:
+    operators = []
+    with FakeTensorMode(), Operators(lambda function, *_: operators.append(function)):
         q, k, v = (torch.empty(1, 2, 16, 64, dtype=backend.dtypes[-1], device=device) for _ in range(3))
         backend.forward(q, k, v, 0.125, True, window)
-    (attention,) = [operator for operator in recorded.operators if "attention" in operator.name()]
+    (attention,) = [operator for operator in operators if "attention" in operator.name()]
     assert _policy(None, attention) is CheckpointPolicy.MUST_SAVE
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from poisoned_losses import poisoned
-from quiet_runs import logged, run
+from quiet_runs import leaves, logged, run
 
 from birthmark.errors import RunError
 from birthmark.measure.records import RunDir
@@ -117,15 +117,9 @@ def test_a_skipped_step_moves_nothing_but_the_data_and_the_schedule(tiny, tmp_pa
     states = {step: FolderCheckpointIO().load_checkpoint(done.checkpoint(step)) for step in range(1, 7)}
 
     def moved(a, b):
-        ours, theirs = (s["state_dict"] | flat(s["optimizer_states"][0]["state"]) for s in (states[a], states[b]))
+        ours, theirs = (s["state_dict"] | leaves(s["optimizer_states"][0]["state"]) for s in (states[a], states[b]))
         assert ours.keys() == theirs.keys()
         return {name for name in ours if not torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(theirs[name]))}
-
-    def flat(tree, path=()):
-        if not isinstance(tree, (dict, list)):
-            return {path: tree}
-        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        return {name: leaf for key, value in pairs for name, leaf in flat(value, (*path, key)).items()}
 
     assert any("n_batches" in name for name in states[3]["state_dict"])
     assert not states[1]["optimizer_states"][0]["state"]

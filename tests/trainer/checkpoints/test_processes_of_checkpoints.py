@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from quiet_runs import leaves
 
 from birthmark.errors import RunError
 from birthmark.trainer.checkpoints.folder_io import CheckpointWeights, FolderCheckpointIO
@@ -186,14 +187,6 @@ io.settle(failure)
 print(json.dumps([failure.__notes__, sorted(file.name for file in folder.glob("*step*"))]), flush=True)
 os._exit(0)
 """
-
-
-def leaves(value, path=()):
-    """Tensors by path; other things by path too."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else None
-    if pairs is None:
-        return {path: value}
-    return {p: v for key, inner in pairs for p, v in leaves(inner, (*path, key)).items()}
 
 
 def assert_same(found, expected):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracles import routing_cost
 from torch.nn import functional as F
 
 import birthmark
@@ -163,28 +164,6 @@ def arms(every_arm):
     return {arm: every_arm[arm] for arm in first.values()}
 
 
-def routing_by_hand(model, tokens_BT, keys_B):
-    """The cost of the routers of the whole batch: from hooks on them, and a loop over experts."""
-    experts, logits = model.config.experts, []
-    routers = [block.mlp.router for block in model.blocks if hasattr(block.mlp, "router")]
-    handles = [router.register_forward_hook(lambda module, inputs, z: logits.append(z)) for router in routers]
-    added, all_reached = torch.zeros(()), []
-    if routers:
-        model(tokens_BT, dropout=Dropout(model.config.dropout, keys_B))
-    for z_BTE in logits:
-        p_BTE = z_BTE.softmax(-1)
-        chosen_BTE = p_BTE >= p_BTE.sort(-1).values[..., -experts.top_k, None]
-        all_reached += [half_BTE.any((0, 1)).all().item() for half_BTE in chosen_BTE.chunk(2)]
-        for e in range(experts.n_experts):
-            f, share = chosen_BTE[..., e].float().mean() / experts.top_k, p_BTE[..., e].mean()
-            added = added + experts.load_balance * experts.n_experts * f * share / len(routers)
-        added = added + experts.router_z_loss * z_BTE.exp().sum(-1).log().square().mean() / len(routers)
-    for handle in handles:
-        handle.remove()
-    assert not routers or not all(all_reached)  # some expert gets no token of one process
-    return added
-
-
 def by_hand(config, tokens_SBT, measured=True):
     """Losses and gradient norms of the steps, and a snapshot's scalars: torch alone."""
     model = born(config.model, config.init_seed)
@@ -199,11 +178,18 @@ def by_hand(config, tokens_SBT, measured=True):
             batch_BT[:, first:],
         )
         loss = F.cross_entropy(logits_BTV[:, first - 1 :].flatten(0, 1), targets_BT.flatten())
-        (loss + routing_by_hand(model, batch_BT[:, :-1], keys_B)).backward()
+        cross_entropy = loss.item()
+        if config.model.experts.n_experts:
+            dropout = Dropout(config.model.dropout, keys_B)
+            _, cost, chosen = routing_cost(model, batch_BT[:, :-1], dropout=dropout)
+            loss = loss + cost
+            # Some expert gets no token of one process.
+            assert min(len(half.unique()) for one in chosen for half in one.chunk(2)) < config.model.experts.n_experts
+        loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
-        steps.append((loss.item(), norm.item()))
+        steps.append((cross_entropy, norm.item()))
     return steps, measure(model, tokens_SBT[0, :, :-1].numpy()).scalars if measured else {}
 
 
