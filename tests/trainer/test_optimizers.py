@@ -352,7 +352,7 @@ def test_state_in_bf16_follows_adamw_in_float32(monkeypatch):
     (model, *_), (wide, *_) = trained(NARROW, 1), trained(TRAIN, 1)
     assert all(map(torch.equal, model.parameters(), wide.parameters()))
     whole, *_ = trained(NARROW, 4)
-    monkeypatch.setattr("birthmark.trainer.optimizers.classes._AT_ONCE", 128)
+    monkeypatch.setattr("birthmark.trainer.optimizers.classes._CACHED", 128)
     assert all(map(torch.equal, trained(NARROW, 4)[0].parameters(), whole.parameters()))
 
 

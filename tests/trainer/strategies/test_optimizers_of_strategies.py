@@ -29,9 +29,9 @@ LEGS = {
     "muon": ["ddp", "fsdp2", "single"],
     "soap": ["ddp", "single"],
     # The step of AdamW scales gradients to the norm, which is small here.
-    "clip": ["fsdp2", "ddp", "single"],
+    "clip": ["fsdp2", "single"],
     # State in bf16, rounded by the places of elements.
-    "bf16": ["single", "fsdp2", "ddp", "replicas", "single"],
+    "bf16": ["fsdp2", "ddp", "single"],
     # A batch that grows on the way, and with it the micro-batches of a step.
     "ramp": ["fsdp2", "ddp", "single"],
     # Adapters on a frozen model.
