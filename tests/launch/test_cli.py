@@ -27,15 +27,6 @@ def tiny_file(tiny, tmp_path):
     return file
 
 
-def said(capsys, *arguments):
-    """Exit status and the lines on standard error."""
-    try:
-        status = main(list(arguments))
-    except SystemExit as left:
-        status = left.code
-    return status, capsys.readouterr().err.splitlines()
-
-
 BAD = {
     "a misspelt key": (["--model.d_modle=8"], "model.d_modle: no such field; did you mean model.d_model?"),
     "a misspelt nested key": (["--model.attention.agregation=plain"], "did you mean model.attention.aggregation"),
@@ -55,7 +46,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_wrong_request_is_one_line_and_status_2_and_nothing_is_written(case, tiny_file, tmp_path, capsys):
+def test_a_wrong_request_is_one_line_and_status_2_and_nothing_is_written(case, tiny_file, tmp_path, refused):
     if case == "no GPU":
         import torch
 
@@ -63,11 +54,9 @@ def test_a_wrong_request_is_one_line_and_status_2_and_nothing_is_written(case, t
             pytest.skip("this machine has a GPU")
     arguments, expected = BAD[case]
     target = tmp_path / "run"
-    status, lines = said(capsys, "pretrain", f"--config={tiny_file}", f"--run_dir={target}", *arguments)
-    assert status == 2
-    assert len(lines) == 1
-    assert lines[0].startswith("birthmark: error: ")
-    assert expected in lines[0]
+    line = refused("pretrain", f"--config={tiny_file}", f"--run_dir={target}", *arguments)
+    assert line.startswith("birthmark: error: ")
+    assert expected in line
     assert not target.exists()
 
 
@@ -83,13 +72,11 @@ def test_a_wrong_request_is_one_line_and_status_2_and_nothing_is_written(case, t
         (["report", "/no/such"], "/no/such: not a run"),
     ],
 )
-def test_a_wrong_command_is_one_line_and_status_2(arguments, expected, capsys):
-    status, lines = said(capsys, *arguments)
-    assert (status, len(lines)) == (2, 1)
-    assert expected in lines[0]
+def test_a_wrong_command_is_one_line_and_status_2(arguments, expected, refused):
+    assert expected in refused(*arguments)
 
 
-def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys, monkeypatch, no_page):
+def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys, monkeypatch, no_page, refused):
     monkeypatch.chdir(tmp_path)
     assert main(["pretrain", f"--config={tiny_file}", "--trainer.checkpoint_every=1"]) == 0
     run = RunDir(tmp_path / "runs" / "tiny")
@@ -108,19 +95,14 @@ def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys,
     assert main(["report", "runs/tiny", "--out=~/page.html"]) == 0
     assert (tmp_path / "home" / "page.html").is_file()
     (tmp_path / "folder.html").mkdir()
-    assert main(["report", "runs/tiny", "--out", "folder.html"]) == 2
-    assert "--out folder.html: is a folder; name a file" in capsys.readouterr().err
+    assert "--out folder.html: is a folder; name a file" in refused("report", "runs/tiny", "--out", "folder.html")
     assert not (tmp_path / "folder-data").exists()
-
-    capsys.readouterr()  # the table and what it means, which report prints
 
     before = {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file()}
     for under_torchrun in (False, True):
         if under_torchrun:
             monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-        status, lines = said(capsys, "pretrain", f"--config={tiny_file}")
-        assert (status, len(lines)) == (2, 1)
-        assert "already in use" in lines[0]
+        assert "already in use" in refused("pretrain", f"--config={tiny_file}")
         assert {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file()} == before
     # torchrun starts the same command again when a node joins, and does not count that.
     with no_page():
@@ -128,7 +110,7 @@ def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys,
     assert "resumed at step 2" in capsys.readouterr().out
 
 
-def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys, no_page):
+def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys, no_page, refused):
     run, out = tmp_path / "run", tmp_path / "born"
     with no_page():
         assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
@@ -147,39 +129,31 @@ def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys,
     assert digest not in capsys.readouterr().out
     # Seeds that no run can have: init_seed refuses them too.
     for seed in (1 << 64, -(1 << 63) - 1):
-        status, lines = said(capsys, "birth", str(tiny_file), f"--seed={seed}")
-        assert (status, len(lines)) == (2, 1)
-        assert f"--seed {seed}: no seed; give a whole number from {-(2**63)} to {2**64 - 1}" in lines[0]
-        assert main(["pretrain", f"--config={tiny_file}", f"--init_seed={seed}"]) == 2
-        assert "init_seed" in capsys.readouterr().err
-    status, lines = said(capsys, "birth", str(tiny_file), f"--out={out}")
-    assert (status, len(lines)) == (2, 1)
-    assert "exists already" in lines[0]
+        line = refused("birth", tiny_file, f"--seed={seed}")
+        assert f"--seed {seed}: no seed; give a whole number from {-(2**63)} to {2**64 - 1}" in line
+        assert "init_seed" in refused("pretrain", f"--config={tiny_file}", f"--init_seed={seed}")
+    assert "exists already" in refused("birth", tiny_file, f"--out={out}")
 
 
-def test_a_failure_on_the_way_is_status_1(tiny_file, tmp_path, capsys, no_page):
+def test_a_failure_on_the_way_is_status_1(tiny_file, tmp_path, no_page, refused, capsys):
     run = tmp_path / "run"
     with no_page():
         assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
-    capsys.readouterr()
     (run / "checkpoints/step-00000002/tensors.safetensors").write_bytes(b"short")
-    status, lines = said(capsys, "pretrain", f"--resume={run}", "--trainer.max_steps=4")
-    assert (status, len(lines)) == (1, 1)
-    assert "step-00000002/tensors.safetensors: damaged" in lines[0]
+    assert main(["pretrain", f"--resume={run}", "--trainer.max_steps=4"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "step-00000002/tensors.safetensors: damaged" in line
     (run / "snapshots/step-00000000/arrays.safetensors").write_bytes(b"short")
-    status, lines = said(capsys, "report", str(run))
-    assert (status, len(lines)) == (1, 1)
-    assert "step-00000000/arrays.safetensors: damaged" in lines[0]
+    assert "step-00000000/arrays.safetensors: damaged" in refused("report", run, status=1)
 
 
-def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, tmp_path, capsys, monkeypatch):
+def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, tmp_path, monkeypatch, refused):
     def broken(*_, **__):
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr("birthmark.trainer.run.pretrain", broken)
-    status, lines = said(capsys, "pretrain", f"--config={tiny_file}")
-    assert (status, len(lines)) == (1, 1)
-    assert lines[0] == "birthmark: internal error (division by zero); please report it with what --debug shows"
+    line = refused("pretrain", f"--config={tiny_file}", status=1)
+    assert line == "birthmark: internal error (division by zero); please report it with what --debug shows\n"
     with pytest.raises(ZeroDivisionError):
         main(["pretrain", f"--config={tiny_file}", "--debug"])
 
@@ -191,13 +165,12 @@ def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, tmp_path, capsys
         (OSError(36, "File name too long", "x" * 300), f"{'x' * 200}: File name too long"),
     ],
 )
-def test_what_the_machine_refuses_is_no_bug(error, line, tiny_file, capsys, monkeypatch):
+def test_what_the_machine_refuses_is_no_bug(error, line, tiny_file, monkeypatch, refused):
     def broken(*_, **__):
         raise error
 
     monkeypatch.setattr("birthmark.trainer.run.pretrain", broken)
-    status, lines = said(capsys, "pretrain", f"--config={tiny_file}")
-    assert (status, lines) == (1, [f"birthmark: error: {line}"])
+    assert refused("pretrain", f"--config={tiny_file}", status=1) == f"birthmark: error: {line}\n"
 
 
 def leaves(config, prefix=""):
