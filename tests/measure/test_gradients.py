@@ -141,10 +141,8 @@ def of_theirs(model, attn, split):
                 heads = name in ("query", "key", "value")
                 norms = (part.unflatten(-1, (H, -1)).transpose(0, 1) if heads else part).norm(dim=-1).numpy() / N
                 sums[name, i] = sums.get((name, i), 0) + norms
-    return {
-        name: np.stack([sums[key] for key in sorted(sums) if key[0] == name])
-        for name in ("mlp", "attention", "query", "key", "value")
-    }
+    of_place = {name: [sums[key] for key in sorted(sums) if key[0] == name] for name, _ in sums}
+    return {name: np.stack(norms) for name, norms in of_place.items()}
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,8 @@ def ours():
 @pytest.fixture(scope="module")
 def theirs():
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=V, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
-    )
+    no_ends = {"bos_token_id": None, "eos_token_id": None}
+    config = transformers.GPT2Config(vocab_size=V, n_positions=12, n_embd=16, n_layer=2, n_head=2, **no_ends)
     return HFModel(transformers.GPT2LMHeadModel(config).eval())
 
 

@@ -82,9 +82,8 @@ def test_a_snapshot_is_what_measure_gives_compared_with_step_0(llama, token_batc
     assert first.bias["drift"] == pytest.approx(1)
     assert last.bias["drift"] < 0.999
     assert last.summary["model"]["model_type"] == "llama"
-    assert last.summary["probe"] == {
-        "kind": "random", "n_sequences": 10, "seq_len": 8, "probe_seed": 0, "dtype": "float32",
-    }  # fmt: skip
+    probe = {"kind": "random", "n_sequences": 10, "seq_len": 8, "probe_seed": 0, "dtype": "float32"}
+    assert last.summary["probe"] == probe
     assert not {"tokens", "init_seed", "alignment_stranger"} & {*last.summary, *last.bias}
     order = np.argsort(-first.arrays["mean_prob"], kind="stable").tolist()
     for token in last.summary["top_tokens"]:
@@ -262,10 +261,11 @@ def test_the_loop_in_the_docs_runs(llama, token_batches, tmp_path, monkeypatch, 
     (code,) = [block.split("```")[0] for block in section.split("```python\n")[1:] if "recorder.take" in block]
     monkeypatch.chdir(tmp_path)
     model = llama()
-    scope = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batches": [token_batches[0]] * 500}
-    exec(code, scope)
+    scope = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batches": token_batches}
+    assert "% 500 == 0" in code
+    exec(code.replace("500", "5"), scope)
     snapshots = RunDir(tmp_path / "bias").snapshots()
-    assert [snapshot.step for snapshot in snapshots] == [0, 500]
+    assert [snapshot.step for snapshot in snapshots] == [0, 5]
     assert float(capsys.readouterr().out) == snapshots[-1].bias["sink_mass"]
 
 

@@ -68,9 +68,8 @@ def test_units_of_experts_are_counted_over_the_tokens_that_each_is_sent():
         sent_NT = (chosen_NTK == e).any(-1)
         a_RF = (x_NTD[sent_NT] @ expert.up.weight.detach().double().T).relu()
         position_R = position_NT[sent_NT]
-        first_F, others_F = (
-            a_RF[where].mean(0).numpy() if where.any() else np.zeros(40) for where in (position_R == 0, position_R > 0)
-        )
+        of_kind = (a_RF[position_R == 0], a_RF[position_R > 0])
+        first_F, others_F = (a.mean(0).numpy() if len(a) else np.zeros(40) for a in of_kind)
         deviation = first_F - np.median(first_F)
         with np.errstate(divide="ignore", invalid="ignore"):
             z, ratio = deviation / (1.4826 * np.median(abs(deviation))), first_F / others_F

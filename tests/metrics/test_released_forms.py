@@ -27,9 +27,8 @@ def slow_rank(h_TD):
 @pytest.mark.parametrize("attention", [{"aggregation": "headnorm_released"}, {"normaliser": "sigmoid"}], ids=str)
 @pytest.mark.parametrize(("n_positions", "batch_size"), [(12, 2), (12, N), (140, N)])
 def test_released_forms_are_those_of_whole_tensors(attention, n_positions, batch_size):
-    config = ModelConfig(
-        d_model=16, n_layers=L, n_heads=2, vocab_size=V, max_seq_len=n_positions, attention=AttentionConfig(**attention)
-    )
+    sizes = {"d_model": 16, "n_layers": L, "n_heads": 2, "vocab_size": V, "max_seq_len": n_positions}
+    config = ModelConfig(**sizes, attention=AttentionConfig(**attention))
     model, generator = born(config, 0), torch.Generator().manual_seed(0)
     tokens = torch.randint(0, V, (N, n_positions), generator=generator)
     with torch.no_grad():

@@ -49,9 +49,10 @@ def slowly(mixture, x_BTD, top_k, renormalise):
     return out_BTD
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"renormalise": False, "d_shared": None}, {"top_k": 1}, {"top_k": 5, "renormalise": False}]
-)
+ROUTED = [{}, {"renormalise": False, "d_shared": None}, {"top_k": 1}, {"top_k": 5, "renormalise": False}]
+
+
+@pytest.mark.parametrize("fields", ROUTED)
 def test_output_and_gradients_are_those_of_a_loop_over_tokens(fields):
     config = with_experts(**fields)
     mixture = mixture_of(config)

@@ -95,9 +95,8 @@ def slow_truncated(seed: int, name: str, n: int, bound: float) -> np.ndarray:
 @pytest.mark.parametrize("bound", [0.1, 0.5, 2.0, 3.0])
 def test_truncated_normals_are_the_slow_formula(bound):
     n = BLOCK + 1000
-    assert np.array_equal(
-        draw(3, "x.weight", n, TruncatedNormal(0.5, bound)), slow_truncated(3, "x.weight", n, bound) * np.float32(0.5)
-    )
+    slow = slow_truncated(3, "x.weight", n, bound) * np.float32(0.5)
+    assert np.array_equal(draw(3, "x.weight", n, TruncatedNormal(0.5, bound)), slow)
 
 
 BORDERS = st.builds(lambda block, offset: block * BLOCK + offset, st.integers(0, 4), st.integers(-3, 17))
@@ -267,6 +266,7 @@ BY_NAME = {
     r"attn\.bias\.(key|value)": "bias",
     r"logit": "bias",
 }
+LEARNED = CalibrationConfig(correlation="learned")
 ARMS = {
     "gpt2": replace(SMALL, norm="layernorm", bias=True, positions="learned", tie_embeddings=True),
     "sandwich": replace(
@@ -277,9 +277,7 @@ ARMS = {
     ),
     "released": replace(SMALL, attention=AttentionConfig(aggregation="headnorm_released")),
     "learned_sink": replace(SMALL, attention=AttentionConfig(normaliser="softmax_sink")),
-    "calibrated": replace(
-        SMALL, attention=AttentionConfig(aggregation="calibrated", calibration=CalibrationConfig(correlation="learned"))
-    ),
+    "calibrated": replace(SMALL, attention=AttentionConfig("calibrated", calibration=LEARNED)),
 }
 
 

@@ -82,9 +82,8 @@ def counterpart(name, config):
         "pad_token_id": None,
     }
     if name.startswith("gpt2"):
-        return transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_embd=config.d_model, n_layer=config.n_layers, n_head=config.n_heads)
-        )
+        theirs = transformers.GPT2Config(n_embd=config.d_model, n_layer=config.n_layers, n_head=config.n_heads)
+        return transformers.GPT2LMHeadModel(theirs)
     family = {"pythia": "GPTNeoX", "qwen": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2"}.get(name.split("-")[0], "Llama")
     return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**shape))
 

@@ -36,15 +36,12 @@ def test_units_of_dense_blocks_are_drawn_and_listed_alone(n_dense):
     assert any(picture.file.startswith("neurons-units") for picture in section.pictures)
 
 
-@pytest.mark.parametrize(
-    ("experts", "said"), [({}, "MLP gelu"), ({"n_experts": 3, "top_k": 2}, "MLP gelu · 3 experts, 2 for each token")]
-)
-def test_a_runs_first_line_says_which_experts_it_has(experts, said):
-    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, mlp="gelu", experts=ExpertsConfig(**experts))
-    run = dataclasses.replace(
-        RunHistory.of_snapshot(Snapshot({"step": 0, "bias": {}}, {})), birth={"model": dataclasses.asdict(config)}
-    )
-    assert f"2 blocks of 2 heads · width 16 · {said} · vocabulary" in about_run(run)
+def test_a_runs_first_line_says_which_experts_it_has():
+    run = RunHistory.of_snapshot(Snapshot({"step": 0, "bias": {}}, {}))
+    for n, said in ((None, "MLP gelu"), (3, "MLP gelu · 3 experts, 2 for each token")):
+        config = ModelConfig(d_model=16, n_layers=2, n_heads=2, mlp="gelu", experts=ExpertsConfig(n))
+        about = about_run(dataclasses.replace(run, birth={"model": dataclasses.asdict(config)}))
+        assert f"2 blocks of 2 heads · width 16 · {said} · vocabulary" in about
 
 
 @pytest.mark.parametrize("blocks", [[2], [1, 2], [*range(1, 40)]])

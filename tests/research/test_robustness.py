@@ -55,13 +55,8 @@ PROBE = FingerprintProbe(n_inputs=60, seq_len=6)
 
 def write_study(folder, **changes):
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
-    content = {
-        "kind": "birthmark.research.robustness.run:ROBUSTNESS",
-        "base": "run.yaml",
-        "init_seeds": [4, 7, 9],
-        "changes": CHANGES,
-    }
-    content |= {"test": {"n_inputs": PROBE.n_inputs, "seq_len": PROBE.seq_len}}
+    content = {"kind": "birthmark.research.robustness.run:ROBUSTNESS", "base": "run.yaml", "init_seeds": [4, 7, 9]}
+    content |= {"changes": CHANGES, "test": {"n_inputs": PROBE.n_inputs, "seq_len": PROBE.seq_len}}
     content |= {"tests": {"dimensions": {}, "matched": {"null": "matched"}}, **changes}
     file = folder / "study.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))

@@ -155,9 +155,7 @@ def test_failed_starts_are_told_in_the_order_of_the_trials(trials):
             failures_of(trials[0])
 
 
-def test_a_run_that_failed_is_tried_again_and_the_last_trial_writes_the_table(
-    study_file, arms, tmp_path, python, monkeypatch, capsys
-):
+def test_a_failed_run_is_tried_again_and_the_last_writes_the_table(study_file, tmp_path, python, monkeypatch, capsys):
     # As a machine of a cluster fails: the first start of a run dies, another does not.
     flaky = tmp_path / "flaky"
     flaky.write_text(f'#!/bin/sh\n[ -e "{tmp_path}/met" ] || {{ : > "{tmp_path}/met"; echo boom; exit 3; }}\n')

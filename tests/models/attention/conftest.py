@@ -47,9 +47,7 @@ def _flash(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, 
     return out, lse, None, None, q.shape[2], k.shape[2], seed, torch.tensor(7), q.new_empty(0)
 
 
-def _flash_backward(
-    d_out, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, *, scale=None
-):
+def _flash_backward(d_out, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, *, scale):
     _allowed_by_flash(q, k)
     assert (max_q, max_k, dropout_p) == (q.shape[2], k.shape[2], 0.0)
     assert (seed.tolist(), offset.item()) == ([0, 0], 7)
@@ -104,9 +102,7 @@ def _efficient(q, k, v, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False
     return out, lse, torch.tensor(3), torch.tensor(4)
 
 
-def _efficient_backward(
-    d_out, q, k, v, bias, out, lse, seed, offset, dropout_p, mask, is_causal=False, *, scale=None
-):  # fmt: skip
+def _efficient_backward(d_out, q, k, v, bias, out, lse, seed, offset, dropout_p, mask, is_causal=False, *, scale=None):
     assert lse.shape[-1] % 32 == 0
     assert (seed.item(), offset.item(), mask[:3]) == (3, 4, [True] * 3)
     return *_backward(d_out, q, k, v, out, lse[..., : q.shape[2]], scale, is_causal), None

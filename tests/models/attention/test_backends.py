@@ -161,9 +161,8 @@ def test_keys_beside_the_tokens_share_the_softmax_and_all_its_gradients(brought)
             for found in ([x + 0 * value.sum() for x in got], [x + 0 * sum(y.sum() for y in leaves) for x in wanted])
         ]
         for name, ours, theirs in zip(("q", "k", "v", "others", "value"), *both, strict=True):
-            torch.testing.assert_close(
-                ours, theirs, atol=1e-10, rtol=1e-10, msg=lambda m, at=(chosen, name): f"{at}: {m}"
-            )
+            at = lambda message, name=name, of=chosen: f"{name} of {of}: {message}"  # noqa: E731
+            torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10, msg=at)
     for ours, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
 

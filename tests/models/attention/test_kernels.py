@@ -62,9 +62,7 @@ SHAPES = [(2, 3, 1, 8), (1, 2, 2, 4), (2, 3, 7, 5), (1, 2, 33, 16), (1, 1, 130, 
 
 
 @pytest.mark.parametrize(("device", "dtype"), [*DEVICES, ("cpu", torch.float32)])
-@pytest.mark.parametrize(
-    ("shape", "of_values"), [*((shape, None) for shape in SHAPES), ((1, 2, 33, 16), 32), ((1, 2, 40, 16), 4)]
-)
+@pytest.mark.parametrize(("shape", "of_values"), [*product(SHAPES, [None]), ((1, 2, 33, 16), 32), ((1, 2, 40, 16), 4)])
 def test_outputs_and_gradients_equal_the_explicit_matrix(shape, of_values, dtype, device):
     # Float32 has 6e-8 a rounding; scores, exponentials and sums of up to 600 terms add up a few dozen of them.
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5

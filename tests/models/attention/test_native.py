@@ -111,9 +111,7 @@ def test_the_kernel_is_compiled_once_for_a_user(tmp_path, monkeypatch, forgotten
         (" ", "CC is empty"),
     ],
 )
-def test_without_a_compiler_that_works_blocks_of_products_take_its_place(
-    compiler, reason, tmp_path, monkeypatch, forgotten
-):
+def test_without_a_compiler_blocks_of_products_take_its_place(compiler, reason, tmp_path, monkeypatch, forgotten):
     q, k, v = qkv()
     ours = kernels.attention_with_lse(q, k, v, 0.2)
     c_library.kernel.cache_clear()

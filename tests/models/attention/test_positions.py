@@ -112,9 +112,8 @@ def test_values_and_gradients_are_turned_forth_and_back(dtype, n_pairs, per_sequ
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("n_pairs", "width"), [(K // 2, K), (4, K), (32, 64), (37, 80)])
 @pytest.mark.parametrize("per_sequence", [False, True])
-def test_a_training_pass_has_the_bits_of_the_formula_and_the_layouts_that_are_read_next(
-    dtype, n_pairs, width, per_sequence, written_by
-):
+def test_a_training_pass_has_the_bits_of_the_formula(dtype, n_pairs, width, per_sequence, written_by):
+    """And the layouts that are read next."""
     rotation, x = turning(angles_of(n_pairs, per_sequence)), heads(dtype, 0, width).requires_grad_()
     d = heads(dtype, 1, width)
     with torch.no_grad():

@@ -230,9 +230,8 @@ def test_attention_that_the_kernels_do_not_take_keeps_the_blocks(name, device, m
     monkeypatch.setattr(weight_sums, "weight_sums", lambda *_: pytest.fail("the kernels run"))
     more = {"t5": {"positions": "t5"}, "wide heads": {"d_model": 544}}.get(name, {})
     model = model_of(OTHERS[name], **more).to(device, torch.float64 if name == "float64" else None)
-    by_blocks, by_walk = (
-        measure(model, PROBE, batch_size=2, attention_weights=way).arrays for way in ("blocks", "walk")
-    )
+    measured = partial(measure, model, PROBE, batch_size=2)
+    by_blocks, by_walk = (measured(attention_weights=way).arrays for way in ("blocks", "walk"))
     for array in ("importance", "sink_mass", "n_eff", "attention_entropy", "largest_logit"):
         np.testing.assert_array_equal(by_walk[array], by_blocks[array], err_msg=array)
 

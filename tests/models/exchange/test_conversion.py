@@ -198,9 +198,7 @@ REFUSED_ARMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "said", "closest"), REFUSED_ARMS, ids=[f"{a} {c}" for a, _, c, _ in REFUSED_ARMS]
-)
+@pytest.mark.parametrize(("name", "changes", "said", "closest"), REFUSED_ARMS)
 def test_an_arm_that_no_family_has_is_refused_by_name(name, changes, said, closest, our_config, tmp_path):
     config = our_config(name, **changes)
     with pytest.raises(UsageError) as error:

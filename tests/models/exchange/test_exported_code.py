@@ -103,11 +103,10 @@ def test_every_arm_is_the_same_function_whole_in_pieces_and_padded(exported, liv
             padded_BT, mask_BT = tokens_BT.clone(), torch.ones_like(tokens_BT)
             padded_BT[1, 3:], mask_BT[1, :3] = tokens_BT[1, :-3], 0
             cache = transformers.DynamicCache(config=theirs.config)
-            parts = [theirs(padded_BT[:, :9], attention_mask=mask_BT[:, :9], past_key_values=cache).logits]
-            parts += [
-                theirs(padded_BT[:, [i]], attention_mask=mask_BT[:, : i + 1], past_key_values=cache).logits
-                for i in (9, 10, 11)
-            ]
+            parts = []
+            for at, n_seen in ((slice(0, 9), 9), ([9], 10), ([10], 11), ([11], 12)):
+                more = {"attention_mask": mask_BT[:, :n_seen], "past_key_values": cache}
+                parts.append(theirs(padded_BT[:, at], **more).logits)
             found = torch.cat(parts, 1)
             torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-4, msg=name)
             torch.testing.assert_close(found[1, 3:], expected[1, :-3], atol=1e-5, rtol=1e-4, msg=name)
@@ -311,12 +310,9 @@ def test_a_wrong_config_is_one_line(tmp_path, change, message):
 def test_what_cannot_be_done_is_refused(exported, lively):
     theirs = with_the_librarys_methods(exported, lively(ARMS["plain"]))
     tokens_BT = torch.zeros(2, 4, dtype=torch.int64)
-    for mask, message in (
-        ([[1, 0, 1, 1]] * 2, "padding between tokens"),
-        ([[1, 1, 1]] * 2, r"has shape \[2, 3\]: give \[2, 4\]"),
-    ):
+    for row, message in (([1, 0, 1, 1], "padding between tokens"), ([1, 1, 1], r"has shape \[2, 3\]: give \[2, 4\]")):
         with pytest.raises(ValueError, match=message):
-            theirs(tokens_BT, attention_mask=torch.tensor(mask))
+            theirs(tokens_BT, attention_mask=torch.tensor([row] * 2))
     prefixed = with_the_librarys_methods(exported, lively(ARMS["prefix_4"]))
     with pytest.raises(ValueError, match="see one another, pad none"):
         prefixed(tokens_BT, attention_mask=torch.tensor([[0, 1, 1, 1]] * 2))

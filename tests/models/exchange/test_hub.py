@@ -54,9 +54,8 @@ def silent_hub(ask_at):
 def test_a_hub_that_does_not_answer_is_asked_twice(silent_hub):
     with pytest.raises(UsageError) as error:
         pretrained_folder("nobody/nothing")
-    assert str(error.value).startswith(
-        "nobody/nothing: no such folder, and not from the hub either (the hub does not answer: "
-    )
+    line = "nobody/nothing: no such folder, and not from the hub either (the hub does not answer: "
+    assert str(error.value).startswith(line)
     assert len(silent_hub) == 2
 
 

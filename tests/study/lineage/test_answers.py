@@ -59,10 +59,10 @@ def test_several_models(zs, words):
     assert words in answer_of_models(["a", "b", "c"], pairs_of(zs, 3), [made(1.0)])
 
 
-@given(
-    st.lists(st.floats(-4, 60) | st.just(math.nan), min_size=6, max_size=6),
-    st.lists(st.floats(-4, 8) | st.just(math.nan), max_size=4),
-)
+NAN = st.just(math.nan)
+
+
+@given(st.lists(st.floats(-4, 60) | NAN, min_size=6, max_size=6), st.lists(st.floats(-4, 8) | NAN, max_size=4))
 def test_only_models_that_a_clear_test_connects_share_a_birth(zs, control):
     pairs = pairs_of(zs, 4)
     sentence = answer_of_models(["aa", "bb", "cc", "dd"], pairs, [made(z) for z in control])
