@@ -16,6 +16,7 @@ from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.gradients import measure_gradients
 from birthmark.measure.hf import HFModel
 from birthmark.metrics.declarations.outliers_and_gradients import GRADIENTS
+from birthmark.metrics.gradient_norms import GradientNorms, first_over_others
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained
@@ -218,3 +219,23 @@ def test_two_positions_are_too_few():
     assert SnapshotConfig(seq_len=2).problems() == []
     (problem,) = SnapshotConfig(seq_len=2, gradients=True).problems()
     assert problem.startswith("snapshot.seq_len is 2: snapshot.gradients compares position 0")
+
+
+# ---------------------------------------------------------------- the metric: what is unseen, broken or zero
+
+
+def test_a_layer_without_attention_is_nan_and_a_broken_gradient_inf():
+    metric = GradientNorms(L, H, T)
+    metric.update(torch.tensor(2.0), 1)
+    for layer in range(L + 1):
+        metric.after_mlp(layer, torch.full((1, T - 1, 8), float("nan") if layer == 1 else 1.0))
+    found = metric.compute()
+    assert np.isinf(found.mlp[1, :-1]).all()
+    assert np.isfinite(found.mlp[[0, 2], :-1]).all()
+    assert np.isnan(found.heads["key"]).all()
+    assert np.isnan(found.attention).all()
+
+
+@pytest.mark.parametrize(("norms", "ratio"), [([4, 1, 3], 2), ([0, 0, 0], 1), ([0, 1, 1], 0), ([3, 0, 0], np.inf)])
+def test_the_first_over_the_mean_of_the_others(norms, ratio):
+    assert first_over_others(np.array([*norms, np.nan], dtype=float)) == ratio

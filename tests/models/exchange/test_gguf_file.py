@@ -20,11 +20,9 @@ LLAMA = ModelConfig(
     d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, vocab_size=64, max_seq_len=24, mlp="swiglu",
     rope_base=500.0,
 )  # fmt: skip
-NEOX = replace(
-    LLAMA, n_kv_heads=4, mlp="gelu_tanh", norm="layernorm", bias=True, rope_fraction=0.5, parallel_residual=True
-)
+WHOLE = replace(LLAMA, n_kv_heads=4, mlp="gelu_tanh", norm="layernorm", bias=True)
+NEOX = replace(WHOLE, rope_fraction=0.5, parallel_residual=True)
 EXPERTS = replace(LLAMA, experts=ExpertsConfig(n_experts=4, top_k=2))
-WHOLE = replace(NEOX, rope_fraction=1.0, parallel_residual=False)
 MODELS = {
     "gpt2": replace(WHOLE, rope_base=10000.0, positions="learned", tie_embeddings=True),
     "llama": LLAMA,

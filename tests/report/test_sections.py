@@ -1,0 +1,97 @@
+"""Sections of evaluations, beside the sink and over chance; and those of a model in which some blocks have experts."""
+
+import csv
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from birthmark.data.probes import random_probe
+from birthmark.findings.run_history import RunHistory, read_runs
+from birthmark.measure.measurement import measure
+from birthmark.measure.records import Snapshot, append_metrics
+from birthmark.models.birth import born
+from birthmark.models.config import ExpertsConfig, ModelConfig
+from birthmark.report.charts.run_panels import panels_of_runs
+from birthmark.report.charts.stills import Across, x_ticks
+from birthmark.report.run_page import about_run
+from birthmark.report.sections.chain import sections_over_training
+from birthmark.report.sections.neurons import NEURONS
+from birthmark.report.sections.section import csv_texts
+from birthmark.report.sections.snapshot_view import SnapshotView
+from birthmark.report.sections.training_view import TrainingView
+
+STEPS = (0, 4, 8)
+
+
+def sections_of(run):
+    return {section.id: section for section in sections_over_training(TrainingView(read_runs([run])))}
+
+
+def test_scores_stand_beside_the_sink_and_over_chance(make_run, tmp_path):
+    run = make_run(tmp_path / "run", steps=STEPS)
+    assert "evaluation" not in sections_of(run)
+    for step in STEPS:
+        scores = {"acc": step / 10, "acc_norm": step / 20, "acc_stderr": 0.1, "chance": 0.25, "exact_match/strict": 0.5}
+        line = {f"eval/a task/{name}": value for name, value in scores.items()}
+        append_metrics(run.metrics, step, {**line, "eval/held/bits_per_byte": 3 - step / 10})
+    section = sections_of(run)["evaluation"]
+    first, *others = [picture.caption for picture in section.pictures]
+    assert first == "a task: accuracy."
+    assert others == ["Sink mass at the same steps.", "a task: exact match/strict.", "held: bits per byte."]
+    rows = list(csv.DictReader(csv_texts([section])["evaluation-a-task-acc.csv"].splitlines()))
+    found = {(row["quantity"], row["step"]): float(row["value"]) for row in rows}
+    assert found["eval/a task/acc", "8"] == 0.8
+    assert found["eval/a task/acc_norm", "8"] == 0.4
+    assert found["level", "0"] == 0.25
+    panels = panels_of_runs(read_runs([run]))["evaluation"]
+    assert [[series.name for series in panel.series] for panel in panels] == [["a task", "chance"], ["held"]]
+
+
+def test_the_joint_chart_says_whose_chance_each_level_is(make_run, tmp_path):
+    run = make_run(tmp_path / "run", steps=(0, 8))
+    chance = {"a": 0.25, "b": 0.5, "c": 0.25, "d": None}
+    for step in (0, 8):
+        line = {f"eval/{name}/acc": 0.5 for name in chance}
+        line |= {f"eval/{name}/chance": level for name, level in chance.items() if level}
+        append_metrics(run.metrics, step, line)
+    (panel,) = panels_of_runs(read_runs([run]))["evaluation"]
+    controls = {series.name: series.values.tolist() for series in panel.series if series.look == "control"}
+    assert controls == {"chance, a, c": [0.25, 0.25], "chance, b": [0.5, 0.5]}
+
+
+# ---------------------------------------------------------------- blocks with experts, whose hidden units are not seen
+
+
+@pytest.mark.parametrize("n_dense", [1, None])
+def test_units_of_dense_blocks_are_drawn_and_listed_alone(n_dense):
+    experts = ExpertsConfig(n_experts=3, d_ff=8, n_dense=n_dense)
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=40, max_seq_len=6, experts=experts)
+    found = measure(born(config, 0), random_probe(40, 8, 6, 0))
+    view = SnapshotView("here", Snapshot({"step": 0, "bias": found.scalars, "unseen": [*found.unseen]}, found.arrays))
+    section = NEURONS.section_in_snapshot(view, [])
+    if n_dense is None:
+        assert section is None
+        return
+    units = [listing for listing in section.listings if listing.title == "Units of largest z"]
+    rows = [[cell.text(column) for column, cell in zip(units[0].table.columns, row, strict=True)]
+            for row in units[0].table.cells]  # fmt: skip
+    assert {row[0] for row in rows} == {"1"}
+    assert all(re.fullmatch(r"\d+", row[1]) for row in rows)
+    assert any(picture.file.startswith("neurons-units") for picture in section.pictures)
+
+
+def test_a_runs_first_line_says_which_experts_it_has():
+    run = RunHistory.of_snapshot(Snapshot({"step": 0, "bias": {}}, {}))
+    for n, said in ((None, "MLP gelu"), (3, "MLP gelu · 3 experts, 2 for each token")):
+        config = ModelConfig(d_model=16, n_layers=2, n_heads=2, mlp="gelu", experts=ExpertsConfig(n))
+        about = about_run(dataclasses.replace(run, birth={"model": dataclasses.asdict(config)}))
+        assert f"2 blocks of 2 heads · width 16 · {said} · vocabulary" in about
+
+
+@pytest.mark.parametrize("blocks", [[2], [1, 2], [*range(1, 40)]])
+def test_blocks_are_whole_numbers_also_where_one_has_experts(blocks):
+    ticks = x_ticks(Across(np.array(blocks, dtype=float)))
+    assert ticks
+    assert set(ticks) <= set(blocks)
