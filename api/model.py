@@ -79,12 +79,12 @@ class Model(Displayed):
         """
         if self.loaded.newborn is None:
             raise UsageError(f"{self.name}: its birth is not known")
-        born = self.loaded.newborn().to(next(self.module.parameters()).device).eval()
+        born = self.loaded.newborn().to(self.loaded.model.device).eval()
         return Model(replace(self.loaded, name=f"birth of {self.name}", model=born, step=0))
 
     def __call__(self, tokens_BT: Any) -> Tensor:
         """Compute logits ``[B, T, V]`` of token ids ``[B, T]``, without gradients."""
-        tokens_BT = torch.as_tensor(tokens_BT, device=next(self.module.parameters()).device)
+        tokens_BT = torch.as_tensor(tokens_BT, device=self.loaded.model.device)
         with torch.no_grad():
             return self.module(tokens_BT)
 

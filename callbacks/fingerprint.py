@@ -76,9 +76,8 @@ class FingerprintSnapshot(MilestoneCallback):
         model = module.model
         assert isinstance(model, Decoder)
         if not self.births:
-            device = next(model.parameters()).device
             seeds = range(self.init_seed, self.init_seed + self.config.n_strangers + 1)
-            self.births = [self._evidence(self.newborn(seed).to(device)) for seed in seeds]
+            self.births = [self._evidence(self.newborn(seed).to(model.device)) for seed in seeds]
         hidden, weights = self._evidence(model)
         self.last = [compare(birth, hidden, vocab_size=model.config.vocab_size) for birth, _ in self.births]
         cosine, *of_strangers = (kinship(birth, weights).cosine for _, birth in self.births)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..data.tokenizer import TextTokenizer
 from ..measure.measurement import evaluation_mode
-from ..measure.observed_metrics import device_of
 from ..measure.ranks import max_over_ranks, rank, sum_over_ranks, world_size
 from ..models.attention.kv_cache import KeyValueCache
 from ..models.decoder import Decoder
@@ -82,7 +81,7 @@ class _Batch:
         self.prompts = [prompts[i] for i in numbers]
         self.written: list[list[int]] = [[] for _ in numbers]
         self.open = {row for row, prompt in enumerate(self.prompts) if prompt.n_new}
-        self.device = device_of(model)
+        self.device = model.device
         if not self.open:
             return
         self.length = min(len(prompt.tokens) for prompt in self.prompts)

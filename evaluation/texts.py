@@ -15,7 +15,6 @@ from ..data.tokenizer import TextTokenizer
 from ..errors import UsageError
 from ..files import user_path
 from ..measure.measurement import evaluation_mode
-from ..measure.observed_metrics import device_of
 from ..measure.ranks import rank, sum_over_ranks, world_size
 from ..models.decoder import Decoder
 from ..models.linear_cross_entropy import IGNORED
@@ -60,7 +59,7 @@ def score(model: Decoder, windows: Sequence[Window], batch_size: int, *, likelie
     """
     if not windows:
         return []
-    device, n_ranks = device_of(model), world_size()
+    device, n_ranks = model.device, world_size()
     starts = [0]
     for window in windows:
         starts.append(starts[-1] + len(window.targets))

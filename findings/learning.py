@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import isfinite, isnan, nan
 
-from ..files import finite_or_nan
 from .formatting import in_prose
 from .run_history import RunHistory
 from .thresholds import threshold
@@ -24,7 +23,7 @@ def loss(history: RunHistory) -> Verdict | None:
     steps, losses = history.series("val/loss")
     if not steps:
         return None
-    entropy = _unigram_entropy(history)
+    entropy = history.unigram_entropy
     control = [entropy] * len(steps) if isfinite(entropy) else None
     if history.birth.get("init_from"):
         control = [losses[0]] * len(steps) if steps[0] == 0 and isfinite(losses[0]) else None
@@ -71,13 +70,8 @@ def knows_its_data(history: RunHistory) -> bool | None:
     steps, losses = history.series("val/loss")
     if not steps or isnan(losses[-1]):
         return None
-    entropy = _unigram_entropy(history)
+    entropy = history.unigram_entropy
     if isnan(entropy) and history.birth.get("init_from"):
         return None  # a small step from its start says nothing of what the model knew before
     reference = entropy if isfinite(entropy) else losses[0] if len(steps) > 1 else nan
     return None if isnan(reference) else losses[-1] <= reference - threshold("learned")
-
-
-def _unigram_entropy(history: RunHistory) -> float:
-    """Return the entropy of the corpus' token frequencies, nats; NaN if unknown."""
-    return finite_or_nan((history.birth.get("data") or {}).get("unigram_entropy"))

@@ -129,6 +129,11 @@ class RunHistory:
         """(now?, snapshot) of birth and of now, as far as they exist."""
         return [(now, s) for now, s in ((False, self.first), (True, self.last)) if s is not None]
 
+    @property
+    def unigram_entropy(self) -> float:
+        """Entropy of the frequencies of its corpus's tokens, in nats; NaN if unknown."""
+        return finite_or_nan((self.birth.get("data") or {}).get("unigram_entropy"))
+
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Return steps and values of a metrics.jsonl key, at the steps with it; values that are not numbers are NaN."""
         logged = self.metrics.series(key)

@@ -30,8 +30,9 @@ def measurable(model: Any) -> Decoder | HFModel:
     """
     if isinstance(model, Decoder | HFModel):
         return model
+    is_flat = _lies_flat(model)
     # All ranks must refuse together: the others would wait.
-    if max_over_ranks(int(_lies_flat(model))):
+    if max_over_ranks(int(is_flat)):
         raise UsageError(
             f"the parameters of this {type(model).__name__} lie flat in those of FSDP 1, where they cannot be read one "
             "by one; shard it with FSDP 2, or measure its checkpoints with birthmark snapshot"

@@ -27,7 +27,7 @@ from ..models.observe import Attended, Site
 from ..models.tensor_shards import full_tensor
 from .hf import HFModel
 from .measurement import Batches, Measurement, evaluation_mode
-from .observed_metrics import device_of, sizes_of
+from .observed_metrics import sizes_of
 
 # ---------------------------------------------------------------- block gradients
 # Gradients by the activations of the decoder, a block at a time, for any sharding of the weights.
@@ -318,7 +318,7 @@ def measure_gradients(
         RunError: a gradient is NaN or inf; names the first place in the backward pass.
     """
     sizes = sizes_of(model.config, probe_NT.shape[1])
-    norms = GradientNorms(sizes.n_layers, sizes.n_heads, sizes.seq_len).to(device_of(model))
+    norms = GradientNorms(sizes.n_layers, sizes.n_heads, sizes.seq_len).to(model.device)
     apart = documents_NT is not None and isinstance(model, Decoder) and model.config.attention.documents
     with evaluation_mode(model):
         way = BlockGradients(model, norms) if isinstance(model, Decoder) else GraphGradients(model, norms)

@@ -28,7 +28,6 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .hf import HFConfig, HFModel
 from .measurement import evaluation_mode
-from .observed_metrics import device_of
 from .passes import batches_of, kept_states
 from .ranks import batches_of_rank, gather_rows
 
@@ -111,7 +110,7 @@ def _inputs(
     """Yield this rank's inputs: token ids of a batch, vectors that replace their embeddings (or None), and a flag that
     says if the batch counts.
     """
-    weight, config, device = _table(model).weight, model.config, device_of(model)
+    weight, config, device = _table(model).weight, model.config, model.device
     tokens_NT = _tokens(config, probe)
     for rows_B, counts in batches_of_rank(torch.arange(probe.n_inputs), batch_size):
         first, last = int(rows_B[0]), int(rows_B[-1]) + 1

@@ -27,7 +27,7 @@ from .hf.observed_pass import first_of
 from .intervention_kinds import Aggregation, ChangedPlace, Intervention, MeanOf
 from .measurement import evaluation_mode
 from .next_tokens import first_prediction, losses_of, mean_and_error, passes, sequence_means, sequences_at_once
-from .observed_metrics import Setting, device_of
+from .observed_metrics import Setting
 
 #: Function from the result of a place in a block (from 1) to its replacement; None: unchanged.
 Tap = Callable[[int, Any], Tensor | None]
@@ -254,7 +254,7 @@ class _Readings:
     """Sums over sequences of the readings of one pass at the watched keys."""
 
     def __init__(self, model: Decoder | HFModel, what: Intervention, dose: float | None) -> None:
-        config, device = model.config, device_of(model)
+        config, device = model.config, model.device
         self.what, self.changed = what, () if dose is None else what.layers
         self.keys, self.n = list(what.watched), 0
         layers, heads, n_keys = config.n_layers, config.n_heads, len(self.keys)

@@ -15,23 +15,19 @@ from ..errors import UsageError
 from ..metrics.sinks import KeySummer
 from ..models.attention.fused import weight_sums
 from ..models.attention.weight_reader import read_weights
-from ..models.by_block import DecoderByBlock
 from ..models.decoder import Decoder
 from ..models.observe import Site
 from ..models.tensor_shards import reshard
 from .builtin_metrics import OBSERVED, ObservedBirth, ObservedPreference, builtin_metrics
 from .config import AttentionWeights
 from .hf import HFModel
-from .observed_metrics import Arrays, BirthReference, MetricSource, Scalars, Setting, device_of
+from .observed_metrics import Arrays, BirthReference, MetricSource, Scalars, Setting
 from .passes import (
     Batches,
     FiniteWatch,
     MetricObserver,
-    PassByBlock,
-    ProbePass,
-    WholePass,
     not_finite,
-    sequences_of_pass,
+    pass_of,
 )
 from .summary import Measurement, summarise
 from .user_metrics import Guarded, MetricLike, find_metrics, left_alone
@@ -81,10 +77,11 @@ __all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evalu
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluate without a trace: no gradients, no autocast, every module's mode restored, and gathered weights freed."""
     modes = {module: module.training for module in model.modules()}
-    device = device_of(model).type
+    device = model.device
+    assert isinstance(device, torch.device)
     model.eval()
     try:
-        with torch.no_grad(), torch.autocast(device, enabled=False):
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             yield
     finally:
         for module, mode in modes.items():
@@ -100,13 +97,8 @@ def check_attention_weights(way: AttentionWeights, device_type: str) -> None:
 
 def _reading(model: Decoder | HFModel, way: AttentionWeights) -> AbstractContextManager[None]:
     """Read weights this way within a context."""
-    check_attention_weights(way, device_of(model).type)
+    check_attention_weights(way, model.device.type)
     return read_weights(KeySummer, by_walk=way == "walk")
-
-
-def pass_of(model: Decoder | HFModel) -> ProbePass:
-    """Return the pass that suits a model."""
-    return PassByBlock(model) if isinstance(model, DecoderByBlock) else WholePass(model)
 
 
 def look(model: HFModel, seq_len: int) -> None:
@@ -117,11 +109,6 @@ def look(model: HFModel, seq_len: int) -> None:
     """
     with evaluation_mode(model), read_weights(KeySummer):
         model.unseen(seq_len)
-
-
-def _at_once(model: Decoder | HFModel, probe_NT: np.ndarray, batch_size: int | None) -> int:
-    on_gpu = device_of(model).type == "cuda"
-    return sequences_of_pass(batch_size, probe_NT.shape[1], model.config.ff, on_gpu=on_gpu)
 
 
 def birth_reference(
@@ -136,7 +123,7 @@ def birth_reference(
     # Weights are read, though nothing here needs their sums: then p̄ at birth is that of a measurement, bit for bit.
     with evaluation_mode(model), _reading(model, attention_weights):
         _ = setting.unseen  # all ranks look, also one that is without a batch
-        pass_of(model)(observer, probe_NT, _at_once(model, probe_NT, batch_size))
+        pass_of(model)(observer, probe_NT, batch_size)
     return BirthReference(setting.alignment.compute().mean_direction, setting.preference.compute().mean_prob)
 
 
@@ -204,7 +191,7 @@ def measure(
         # Metrics that no block shows anything to are not computed.
         shown = [metric for metric in observed if len(setting.missing(metric)) < config.n_layers]
         observer = MetricObserver(shown, finite)
-        run(observer, probe_NT, _at_once(model, probe_NT, batch_size), documents_NT)
+        run(observer, probe_NT, batch_size, documents_NT)
         # Every rank raises, or none: the metrics below wait for one another.
         for metric in user_metrics:
             metric.check()

@@ -14,7 +14,6 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .hf import HFModel
 from .hf.hf_model import HFConfig
-from .observed_metrics import device_of
 from .passes import documents_apart
 
 
@@ -69,7 +68,7 @@ def passes(
     """Yield the batches of a probe ``[B, T]`` on the model's device, each with further arguments of its pass: the
     numbers of their documents, if the model sees each document alone.
     """
-    device, apart = device_of(model), documents_apart(model)
+    device, apart = model.device, documents_apart(model)
     for start in range(0, len(tokens_NT), batch_size):
         part = slice(start, start + batch_size)
         more: dict[str, Tensor] = {}

@@ -131,7 +131,7 @@ class Setting:
     @cached_property
     def device(self) -> torch.device:
         """Device of the states."""
-        return device_of(self.model)
+        return self.model.device
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -160,12 +160,6 @@ class Setting:
     def preference(self) -> TokenPreference:
         """Token preference of the pass."""
         return TokenPreference(self.sizes.vocab_size).to(self.device)
-
-
-def device_of(model: Any) -> torch.device:
-    """Return the device that a model reads its tokens on."""
-    found: torch.device = model.device if isinstance(model, HFModel) else next(model.parameters()).device
-    return found
 
 
 def mlp_maps(model: Decoder | HFModel, layer: int) -> tuple[Tensor, Tensor, Tensor | None] | None:

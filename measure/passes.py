@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import RunError, UsageError
 from ..files import one_line, user_path
@@ -25,7 +25,7 @@ from ..models.observe import Attended, Observer, Site, Sublayer
 from ..models.tensor_shards import compute_dtype
 from .config import BATCH_SIZE
 from .hf import HFModel
-from .observed_metrics import PLACES, AttentionView, Observed, device_of
+from .observed_metrics import PLACES, AttentionView, Observed
 from .ranks import batches_of_rank, sum_over_ranks, world_size
 
 _SITES = {
@@ -144,13 +144,18 @@ def sequences_of_pass(batch_size: int | None, seq_len: int, d_ff: int, *, on_gpu
     return max(min(_TOKENS, _ACTIVATIONS // max(d_ff, 1)) // seq_len, 1) if on_gpu else BATCH_SIZE
 
 
+def _sequences(model: Decoder | HFModel, probe_NT: np.ndarray, batch_size: int | None) -> int:
+    on_gpu = model.device.type == "cuda"
+    return sequences_of_pass(batch_size, probe_NT.shape[1], model.config.ff, on_gpu=on_gpu)
+
+
 class Batches:
     """This rank's part of a probe ``[N, T]`` (or of arrays beside it, ``[N, 2, T]``) in batches on the model's device,
     each with a flag that says if it counts.
     """
 
-    def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
-        self.device = device_of(model)
+    def __init__(self, model: Decoder | HFModel, probe_NT: np.ndarray, batch_size: int) -> None:
+        self.device = model.device
         self.parts = batches_of_rank(torch.from_numpy(np.ascontiguousarray(probe_NT)), batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, bool]]:
@@ -164,9 +169,13 @@ class ProbePass(Protocol):
     """True if all batches pass a block before any passes the next; it then calls `passed` itself."""
 
     def __call__(
-        self, observer: MetricObserver, probe_NT: np.ndarray, batch_size: int, documents_NT: np.ndarray | None = None
+        self,
+        observer: MetricObserver,
+        probe_NT: np.ndarray,
+        batch_size: int | None = None,
+        documents_NT: np.ndarray | None = None,
     ) -> None:
-        """Show all of the pass; weights are read within `read_weights`."""
+        """Show all of the pass; weights are read within `read_weights`. The default of ``batch_size`` suits the device."""
 
 
 class WholePass:
@@ -178,9 +187,14 @@ class WholePass:
         self.model = model
 
     def __call__(
-        self, observer: MetricObserver, probe_NT: np.ndarray, batch_size: int, documents_NT: np.ndarray | None = None
+        self,
+        observer: MetricObserver,
+        probe_NT: np.ndarray,
+        batch_size: int | None = None,
+        documents_NT: np.ndarray | None = None,
     ) -> None:
         """See :class:`ProbePass`."""
+        batch_size = _sequences(self.model, probe_NT, batch_size)
         if documents_NT is None:
             for tokens_BT, counts in Batches(self.model, probe_NT, batch_size):
                 self._show(observer, tokens_BT, counts=counts)
@@ -289,7 +303,11 @@ class PassByBlock:
         self.decoder = decoder
 
     def __call__(
-        self, observer: MetricObserver, probe_NT: np.ndarray, batch_size: int, documents_NT: np.ndarray | None = None
+        self,
+        observer: MetricObserver,
+        probe_NT: np.ndarray,
+        batch_size: int | None = None,
+        documents_NT: np.ndarray | None = None,
     ) -> None:
         """See ``ProbePass``.
 
@@ -299,6 +317,7 @@ class PassByBlock:
         """
         if world_size() > 1:
             raise ValueError("a pass by block is one process's")
+        batch_size = _sequences(self.decoder, probe_NT, batch_size)
         decoder, tokens_NT = self.decoder, torch.from_numpy(np.ascontiguousarray(probe_NT))
         documents = None if documents_NT is None else torch.from_numpy(np.ascontiguousarray(documents_NT))
 
@@ -327,3 +346,8 @@ class PassByBlock:
             for logits in decoder.logits(states_NTD[:, -1].clone()):
                 for batch in batches_of(len(logits), batch_size):
                     observer.logits(logits[batch])
+
+
+def pass_of(model: Decoder | HFModel) -> ProbePass:
+    """Return the pass that suits a model."""
+    return PassByBlock(model) if isinstance(model, DecoderByBlock) else WholePass(model)

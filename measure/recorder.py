@@ -446,7 +446,7 @@ class SnapshotRecorder:
 
     def _newborn(self, model: Decoder | HFModel, init_seed: int) -> Decoder | HFModel:
         assert self.newborn is not None
-        return measurable(self.newborn(init_seed)).to(next(model.parameters()).device)
+        return measurable(self.newborn(init_seed)).to(model.device)
 
     def _reference(self, model: Decoder | HFModel) -> BirthReference:
         return birth_reference(model, self.probes["random"], self.config.batch_size, self.config.attention_weights)

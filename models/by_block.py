@@ -145,10 +145,10 @@ class DecoderByBlock(Decoder):
         with torch.device("meta"):
             super().__init__(config)
         self.to(dtype).requires_grad_(False).eval()
-        self.weights, self.dtype, self.device = weights, dtype, torch.device(device)
+        self.weights, self.dtype = weights, dtype
         self.streaming = streaming or Streaming()
-        # No row of it is needed yet; it says where the model is.
-        none = torch.empty(0, config.d_model, dtype=dtype, device=self.device)
+        # No row of it is needed yet; it decides the model's device.
+        none = torch.empty(0, config.d_model, dtype=dtype, device=device)
         self.embed.weight = nn.Parameter(none, requires_grad=False)
         for name in ("positions", "norm"):
             self._fill(self.get_submodule(name), name)

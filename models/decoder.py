@@ -134,6 +134,11 @@ class Decoder(nn.Module):
         self.norm = NORMS[config.norm](config)
         self.head = None if config.tie_embeddings else Head(config)
 
+    @property
+    def device(self) -> torch.device:
+        """Device that token ids must be on."""
+        return next(self.parameters()).device
+
     @overload
     def forward(
         self,

@@ -14,7 +14,7 @@ from ..models.config import ModelConfig, dotted
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.parameter_shapes import n_idle, parameter_shapes
 from .table import Column, Table
-from .verdicts import of_snapshot
+from .verdicts import snapshot_figures
 
 _LOAD = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -178,7 +178,7 @@ def _number(value: float | None, spec: str) -> str | None:
 
 def _figures(facts: RunFacts) -> list[tuple[str, str, str]]:
     assert facts.snapshot is not None
-    rows = of_snapshot(facts.snapshot)
+    rows = snapshot_figures(facts.snapshot)
     if facts.loss is not None:
         step, value = facts.loss
         loss = LOGGED["val/loss"]

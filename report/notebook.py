@@ -38,8 +38,8 @@ from .verdicts import (
     KeyFigure,
     Verdict,
     legend_of_marks,
-    of_run,
-    of_snapshot,
+    run_figures,
+    snapshot_figures,
     snapshot_verdicts,
     verdicts,
 )
@@ -69,7 +69,7 @@ def run_html(run: RunDir) -> str:
 
     return _render(
         history.name,
-        of_run(history),
+        run_figures(history),
         _first_pictures(_OF_RUN, section, view) if history.snapshots or history.metrics else [],
         sentences=[verdict for verdict in verdicts(history) if verdict.headline],
         table=table_of_snapshots(history.rows, table_columns(history.rows, view.quantities)),
@@ -91,7 +91,7 @@ def snapshot_html(snapshot: Snapshot, name: str = "") -> str:
 
     title = " · ".join(filter(None, [name, history.start.step_in_words(snapshot.step)]))
     pictures = _first_pictures(_OF_SNAPSHOT, section, view)
-    return _render(title, of_snapshot(snapshot), pictures, sentences=snapshot_verdicts(history))
+    return _render(title, snapshot_figures(snapshot), pictures, sentences=snapshot_verdicts(history))
 
 
 def comparison_html(compared: Compared) -> str:

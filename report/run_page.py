@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,20 @@ from ..findings.compared_runs import (
 )
 from ..findings.formatting import MISSING, counted, format_value, printable
 from ..findings.inactive_sections import why_inactive
-from ..findings.run_history import RunHistory, Start, read_runs, start_of_all
+from ..findings.run_history import RunHistory, read_runs
 from ..measure.records import RunDir
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, render_page
-from .charts.run_panels import panels_of_runs, steps_are_wide
-from .charts.specs import ChartPanel, CurvePanel, PageRun, RankingPanel
+from .charts.run_panels import panels_of_runs
+from .charts.specs import ChartPanel, PageRun
 from .charts.stills import run_variable
 from .html_page import navigation, write_page
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
 from .sections.training_view import PICTURED, TrainingView
-from .snapshot_page import build_snapshot_page, snapshot_page
-from .snapshot_table import table_columns, table_of_snapshots
+from .snapshot_page import build_snapshot_page
+from .snapshot_table import tables_of_runs
 from .table import Column, Table
-from .verdicts import Verdict, legend_of_marks, of_run, verdicts
+from .verdicts import Verdict, legend_of_marks, run_figures, verdicts
 
 _MOST_PAIRS = 6
 """Comparisons of two configs that a page shows."""
@@ -57,44 +56,31 @@ def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRu
 
 
 def story(
-    runs: Sequence[RunHistory], comparison: Comparison
+    view: TrainingView, comparison: Comparison
 ) -> tuple[list[Block], dict[str, list[ChartPanel]], dict[str, str]]:
     """Build the blocks of the story; return also, by section, the panels that it leaves out, and why.
 
     Args:
-        runs: runs of the page.
+        view: runs of the page.
         comparison: comparison of their configs.
     """
+    runs = view.runs
     blocks: list[Block] = []
     if len(runs) == 1:
         blocks.append(Prose(about_run(runs[0]), note=True))
     else:
         blocks += [Prose(sentence) for sentence in comparison_in_words(runs, comparison.groups)]
         blocks += _compared(runs, comparison)
-    start = start_of_all(run.start for run in runs)
-    panels = {
-        section: [_in_words_of(start, panel) for panel in found] for section, found in panels_of_runs(runs).items()
-    }
+    panels = panels_of_runs(runs, view.start)
     nothing = {section: why for section in panels if (why := why_inactive(runs, section))}
     shown = {section: found for section, found in panels.items() if found and section not in nothing}
     places = {section: f"panel-{found[0].id}" for section, found in shown.items()}
-    blocks += _findings(runs, places)
+    blocks += _findings(runs, places, x_log=view.steps_are_wide)
     if shown:
         blocks += [Controls(), Panels([panel for found in shown.values() for panel in found])]
     if len(runs) > 1:
         blocks += _paired(runs, comparison)
     return blocks, {section: panels[section] for section in nothing}, nothing
-
-
-def _in_words_of(start: Start, panel: ChartPanel) -> ChartPanel:
-    """Adapt a panel, written for a birth, to the words of another start."""
-    if start.is_birth:
-        return panel
-    if isinstance(panel, RankingPanel):
-        panel = replace(panel, headings=[start.says(heading) for heading in panel.headings], start=start.at)
-    elif isinstance(panel, CurvePanel):
-        panel = replace(panel, series=[replace(series, name=start.says(series.name)) for series in panel.series])
-    return replace(panel, title=start.says(panel.title))
 
 
 def about_run(run: RunHistory) -> str:
@@ -156,7 +142,7 @@ def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]
     return [table]
 
 
-def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Block]:
+def _findings(runs: Sequence[RunHistory], places: Mapping[str, str], *, x_log: bool) -> list[Block]:
     """Build the findings of every run, in sentences."""
     blocks: list[Block] = []
     said: list[Verdict] = []
@@ -172,7 +158,7 @@ def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Blo
                 places.get(verdict.section, verdict.section),
                 run.index,
                 verdict.steps,
-                steps_are_wide(runs),
+                x_log,
             )
             for verdict in shown
         ]
@@ -272,16 +258,15 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     sections = sections_over_training(view)
     moments = [snapshot for _, snapshot in histories[0].moments] if len(histories) == 1 else []
     comparison = compare_configs(histories)
-    blocks, hidden, nothing = story(histories, comparison)
+    blocks, hidden, nothing = story(view, comparison)
     live = {section.id: [view.panel(picture) for picture in section.pictures] for section in sections}
     chain, mark = navigation(sections, moments)
-    columns = table_columns([row for run in histories for row in run.rows], view.quantities)
     values: dict[str, Any] = {
         "runs": page_runs(histories, comparison),
         "histories": histories,
         "sections": sections,
-        "strips": [of_run(run) for run in histories],
-        "tables": [table_of_snapshots(run.rows, columns, labelled=True) for run in histories],
+        "strips": [run_figures(run) for run in histories],
+        "tables": tables_of_runs(histories, view.quantities),
         "favourites": [favourites(run) for run in histories],
         "certificates": [_certificate(run) for run in histories],
         "chain": chain,
@@ -292,7 +277,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
         "pictured": PICTURED,
         "nothing": nothing,
         "said": _said(histories),
-        "start": start_of_all(run.start for run in histories),
+        "start": view.start,
         "pages": [
             (name if len(histories) == 1 else f"{run.name}, {name}", link)
             for run in histories
@@ -323,7 +308,7 @@ def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
     """Return (name, link) of the pages of single snapshots below the folder of ``out``."""
     links = []
     for snapshot in run.snapshots:
-        page = snapshot_page(run.folder.snapshot(snapshot.step)).resolve()
+        page = run.folder.snapshot_report(snapshot.step).resolve()
         if page.is_file() and page.is_relative_to(out.resolve().parent):
             links.append(
                 (
@@ -375,12 +360,12 @@ def _certificate(run: RunHistory) -> list[tuple[str, str]]:
     birth = run.birth
     if not birth:
         summary = run.snapshots[-1].summary
-        return [(name, printable(_flat(summary[name]))) for name in ("source", "model", "probe") if name in summary]
+        return [(name, _flat(summary[name])) for name in ("source", "model", "probe") if name in summary]
     named = ("digest", "init_from" if birth.get("init_from") else "init_seed", "data_seed", "probe_seed", "created")
     lines = {key: birth.get(key) for key in named}
     lines["parameters"] = birth.get("n_params")
     lines |= {group: birth.get(group) for group in ("model", "data", "versions", "code")}
-    return [(name, printable(_flat(value))) for name, value in lines.items() if value is not None]
+    return [(name, _flat(value)) for name, value in lines.items() if value is not None]
 
 
 def _flat(value: Any) -> str:

@@ -19,7 +19,7 @@ from .charts.stills import still
 from .html_page import navigation, render, write_page
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
-from .verdicts import MARKS, legend_of_marks, of_snapshot, snapshot_verdicts
+from .verdicts import MARKS, legend_of_marks, snapshot_figures, snapshot_verdicts
 
 
 def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
@@ -45,7 +45,7 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         "verdicts": found,
         "marks": {tone: mark for tone, (mark, _) in MARKS.items()},
         "legend": legend_of_marks(found),
-        "strip": of_snapshot(snapshot),
+        "strip": snapshot_figures(snapshot),
         "linked": {section.id for section in sections},
         "chain": navigation(sections, [snapshot]),
         "about": _about(snapshot),

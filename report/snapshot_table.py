@@ -93,6 +93,12 @@ def table_of_snapshots(
     return Table(columns, [[cell(row, column) for column in columns] for row in rows])
 
 
+def tables_of_runs(runs: Sequence[RunHistory], quantities: Mapping[str, Quantity]) -> list[Table]:
+    """Build the tables of the runs of a page, with the same columns."""
+    columns = table_columns([row for run in runs for row in run.rows], quantities)
+    return [table_of_snapshots(run.rows, columns, labelled=True) for run in runs]
+
+
 def print_table(run: RunDir, console: Console, history: RunHistory | None = None) -> None:
     """Print the verdicts on a run, and its rows below; on a narrow console controls give way, then whole columns.
 

@@ -26,25 +26,29 @@ KeyFigure = tuple[str, str, str]
 _SINK = SECTIONS["sink"].headline
 
 
-def of_run(run: RunHistory) -> list[KeyFigure]:
+def run_figures(run: RunHistory) -> list[KeyFigure]:
     """Key figures of a run: its lineage test, its validation loss, and its newest snapshot beside birth."""
     newest = run.last or run.first
     bias: Mapping[str, Any] = newest.bias if newest else {}
-    start = run.start.noun
-    ratio, when = _value("preference_ratio", bias), ""
-    if run.first is not None and run.last is not None:
-        ratio, when = f"{_value('preference_ratio', run.first.bias)} → {ratio}", f", {start} → now"
     steps, losses = run.series("val/loss")
     return [
         *lineage_figure(run.rows, run.start),
         *([_loss(run, steps, losses)] if run.birth or losses else []),
         *_against_birth(run.start, bias),
-        (_title("preference_ratio"), ratio, f"V · max p̄{when}; 1 is none"),
+        _favourite(run, bias),
         _sink_figure(newest),
     ]
 
 
-def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
+def _favourite(run: RunHistory, bias: Mapping[str, Any]) -> KeyFigure:
+    """Return the preference for the favourite token, at the start and now."""
+    ratio, when = _value("preference_ratio", bias), ""
+    if run.first is not None and run.last is not None:
+        ratio, when = f"{_value('preference_ratio', run.first.bias)} → {ratio}", f", {run.start.noun} → now"
+    return _title("preference_ratio"), ratio, f"V · max p̄{when}; 1 is none"
+
+
+def snapshot_figures(snapshot: Snapshot) -> list[KeyFigure]:
     """Key figures of a snapshot; comparisons with birth only if birth is known."""
     bias, start = snapshot.bias, RunHistory.of_snapshot(snapshot).start
     figures = [
@@ -103,7 +107,7 @@ def lineage_figure(rows: Sequence[Mapping[str, Any]], start: Start = BIRTH) -> l
 
 def _loss(run: RunHistory, steps: list[int], losses: list[float]) -> KeyFigure:
     loss = LOGGED["val/loss"]
-    unigram = format_value((run.birth.get("data") or {}).get("unigram_entropy"), loss.format)
+    unigram = format_value(run.unigram_entropy, loss.format)
     last = f"; step {steps[-1]:,}" if steps else ""
     value = format_value(losses[-1] if losses else None, loss.format)
     return "Validation loss", value, f"unigram entropy {unigram}, {loss.unit}{last}"

@@ -113,7 +113,7 @@ def _losses(
 
 def _mean_prob(model: Decoder | HFModel, random_NT: np.ndarray, batch_size: int) -> np.ndarray:
     """Compute p̄, float64 ``[V]``."""
-    device = next(model.parameters()).device
+    device = model.device
     total_V = torch.zeros(model.config.vocab_size, dtype=torch.float64, device=device)
     for tokens_BT in torch.from_numpy(np.ascontiguousarray(random_NT)).split(batch_size):
         total_V += model(tokens_BT.to(device), last_only=True).double().softmax(-1).sum(0)

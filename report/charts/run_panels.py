@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...files import finite_or_nan
-from ...findings.formatting import format_value, one_line, shorten
-from ...findings.run_history import GROUPS, PROBES, RunHistory, arrays_of
+from ...findings.run_history import GROUPS, PROBES, RunHistory, Start, arrays_of
 from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import AXES, AxisName
-from ..sections.preference import ranks
+from ..sections.preference import ranking_panel
 from ..sections.snapshot_view import drawn_positions
 from ..sections.training import evaluated, in_words
-from ..sections.training_view import AVERAGED, control_label, thin
+from ..sections.training_view import AVERAGED, control_label, steps_are_wide, thin
 from ..sections.value_aggregation import positive_ratio
-from .specs import LOOKS, ChartPanel, CurvePanel, HeatmapPanel, Look, Ranking, RankingPanel, Series
-
-_TOP = 10  # tokens of a ranking
+from .specs import LOOKS, ChartPanel, CurvePanel, HeatmapPanel, Look, RankingPanel, Series
 
 
 @dataclass(frozen=True)
@@ -122,8 +119,10 @@ _NEURONS = _Curves(
 _RATIO = _Curves("preference-ratio", "The favourite token", {"preference_ratio": ("", "solid")}, unit="V · max p̄")
 
 
-def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
-    """Build the panels by section, in causal order; a section without numbers over training has none."""
+def panels_of_runs(runs: Sequence[RunHistory], start: Start) -> dict[str, list[ChartPanel]]:
+    """Build the panels by section, in causal order and in the words of the runs' start; a section without numbers over
+    training has none.
+    """
     made: dict[str, list[ChartPanel | None]] = {
         "loss": [
             _losses(runs),
@@ -132,7 +131,7 @@ def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
         ],
         "evaluation": [_evaluation(runs, *scores) for scores in (("acc", "copy_accuracy"), ("bits_per_byte",))],
         "direction": [_curves(runs, _DIRECTION)],
-        "preference": [_ranking(runs), _curves(runs, _RATIO)],
+        "preference": [ranking_panel(runs), _curves(runs, _RATIO)],
         "persistence": [_curves(runs, _PERSISTENCE)],
         "lineage": [_lineage(runs), _lineage_of_weights(runs)],
         "contraction": [_curves(runs, _CONTRACTION)],
@@ -142,13 +141,21 @@ def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
         "dominance": [_curves(runs, _DOMINANCE)],
         "lock": [_curves(runs, _LOCK)],
     }
-    return {section: [panel for panel in panels if panel is not None] for section, panels in made.items()}
+    return {
+        section: [_in_words_of(start, panel) for panel in panels if panel is not None]
+        for section, panels in made.items()
+    }
 
 
-def steps_are_wide(runs: Sequence[RunHistory]) -> bool:
-    """Return True if measured steps lie close early and wide late, so that panels space them logarithmically."""
-    steps = sorted({s.step for run in runs for s in run.dated} - {0})
-    return len(steps) > 2 and steps[len(steps) // 2] < steps[-1] / 4
+def _in_words_of(start: Start, panel: ChartPanel) -> ChartPanel:
+    """Adapt a panel, written for a birth, to the words of another start."""
+    if start.is_birth:
+        return panel
+    if isinstance(panel, RankingPanel):
+        panel = replace(panel, headings=[start.says(heading) for heading in panel.headings], start=start.at)
+    elif isinstance(panel, CurvePanel):
+        panel = replace(panel, series=[replace(series, name=start.says(series.name)) for series in panel.series])
+    return replace(panel, title=start.says(panel.title))
 
 
 # ── curves over training ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -242,7 +249,7 @@ def _log_series(run: RunHistory, key: str, name: str, look: Look = "solid", prob
 def _losses(runs: Sequence[RunHistory]) -> CurvePanel | None:
     found: list[Series | None] = []
     last = max((max(run.metrics, default=0) for run in runs), default=0)
-    levels = {finite_or_nan((run.birth.get("data") or {}).get("unigram_entropy")) for run in runs}
+    levels = {run.unigram_entropy for run in runs}
     for run in runs:
         found += [
             _log_series(run, "val/loss", "validation"),
@@ -409,38 +416,3 @@ def _variance(runs: Sequence[RunHistory]) -> CurvePanel | None:
         x_log=True,
         lead="random" if any(s.probe == "random" for s in found) else "",
     )
-
-
-def _ranking(runs: Sequence[RunHistory]) -> RankingPanel | None:
-    found = [ranking for run in runs for ranking in _rankings(run)]
-    if not found:
-        return None
-    return RankingPanel(
-        "tokens",
-        "Favourite tokens",
-        ["", "token", "V · p̄", "argmax", "at birth"],
-        found,
-        texts=[1],
-        csv="preference-ranks.csv",
-    )
-
-
-def _rankings(run: RunHistory) -> Iterator[Ranking]:
-    born = run.first.arrays.get("mean_prob") if run.first else None
-    at_birth = None if born is None else ranks(born)
-    for snapshot in run.dated:
-        size = finite_or_nan(snapshot.summary.get("vocab_size"))
-        rows = [
-            [
-                str(token["rank"]),
-                shorten(one_line(token["text"]), 24),
-                format_value(finite_or_nan(token.get("p")) * size, "ratio"),
-                format_value(finite_or_nan(token.get("argmax_share")), "percent"),
-                "–"
-                if at_birth is None or token["id"] >= len(at_birth)
-                else format_value(float(at_birth[token["id"]]), ",d"),
-            ]
-            for token in snapshot.summary.get("top_tokens", [])[:_TOP]
-        ]
-        if rows:
-            yield Ranking(run.index, snapshot.step, rows)

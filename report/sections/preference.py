@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ...files import finite_or_nan
-from ...findings.formatting import one_line
+from ...findings.formatting import format_value, one_line, shorten
 from ...findings.run_history import RunHistory
 from ...metrics.rankings import places
-from ..charts.specs import CurvePanel, Drawn, Series
+from ..charts.specs import CurvePanel, Drawn, Ranking, RankingPanel, Series
 from ..csv_files import LabelledArray
 from ..table import Column, Table
 from .declared import Link
@@ -120,6 +121,42 @@ _TOKEN_COLUMNS = (
     Column("V · p̄", format="ratio", key="ratio"),
     Column("argmax share", format="percent", key="argmax_share"),
 )
+
+
+def ranking_panel(runs: Sequence[RunHistory]) -> RankingPanel | None:
+    """Build the panel of the favourite tokens at every snapshot of the runs; None without any."""
+    found = [ranking for run in runs for ranking in _rankings(run)]
+    if not found:
+        return None
+    return RankingPanel(
+        "tokens",
+        "Favourite tokens",
+        ["", "token", "V · p̄", "argmax", "at birth"],
+        found,
+        texts=[1],
+        csv="preference-ranks.csv",
+    )
+
+
+def _rankings(run: RunHistory) -> Iterator[Ranking]:
+    born = run.first.arrays.get("mean_prob") if run.first else None
+    at_birth = None if born is None else ranks(born)
+    for snapshot in run.dated:
+        size = finite_or_nan(snapshot.summary.get("vocab_size"))
+        rows = [
+            [
+                str(token["rank"]),
+                shorten(one_line(token["text"]), 24),
+                format_value(finite_or_nan(token.get("p")) * size, "ratio"),
+                format_value(finite_or_nan(token.get("argmax_share")), "percent"),
+                "–"
+                if at_birth is None or token["id"] >= len(at_birth)
+                else format_value(float(at_birth[token["id"]]), ",d"),
+            ]
+            for token in snapshot.summary.get("top_tokens", [])[:_FAVOURITES]
+        ]
+        if rows:
+            yield Ranking(run.index, snapshot.step, rows)
 
 
 def favourites(run: RunHistory) -> list[Table]:

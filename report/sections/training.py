@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...files import finite_or_nan
 from ...findings.run_history import RunHistory
 from ...metrics.quantities import LOGGED, MEASURED, SECTIONS
 from .declared import Link
@@ -38,7 +37,7 @@ def _loss_over_training(view: TrainingView, section: Section) -> None:
     losses = view.logged(
         {"train/loss": "train", "val/loss": "validation", "ema/val/loss": f"validation, {AVERAGED}"},
     )
-    entropies = {finite_or_nan((run.birth.get("data") or {}).get("unigram_entropy")) for run in view.runs}
+    entropies = {run.unigram_entropy for run in view.runs}
     levels = [
         level_of("unigram entropy", entropy, last_step(losses), "unigram_entropy")
         for entropy in sorted(entropies)

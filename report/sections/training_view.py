@@ -100,11 +100,22 @@ def control_label(quantity: Quantity) -> str:
     return control.replace("_", " ") if isinstance(control, str) else f"{control:g}"
 
 
+def steps_are_wide(runs: Sequence[RunHistory]) -> bool:
+    """Return True if measured steps lie close early and wide late, so that panels space them logarithmically."""
+    steps = sorted({s.step for run in runs for s in run.dated} - {0})
+    return len(steps) > 2 and steps[len(steps) // 2] < steps[-1] / 4
+
+
 @dataclass(frozen=True)
 class TrainingView:
     """The runs of a page over training."""
 
     runs: Sequence[RunHistory]
+
+    @property
+    def steps_are_wide(self) -> bool:
+        """True if panels space the steps of these runs logarithmically."""
+        return steps_are_wide(self.runs)
 
     @property
     def start(self) -> Start:

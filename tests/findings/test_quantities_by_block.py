@@ -13,7 +13,7 @@ from birthmark.findings.quantities_by_block import Profile, blocks_in_words, str
 from birthmark.findings.run_history import BIRTH, PRETRAINED, RunHistory
 from birthmark.measure.records import MetricsLog, RunDir, Snapshot
 from birthmark.report.block_table import print_snapshot
-from birthmark.report.verdicts import of_snapshot, snapshot_verdicts, verdicts
+from birthmark.report.verdicts import snapshot_figures, snapshot_verdicts, verdicts
 
 L, H, T, D, UNIFORM = 8, 3, 16, 64, 0.16
 
@@ -155,7 +155,7 @@ def test_the_lowest_rank_is_named_where_it_is():
     assert verdict.tone == "present"
     for part in ("in blocks 3–5", "lowest after block 4, 9.0 of 64", "40.0 in the embeddings", "33.0 after the last"):
         assert part in verdict.sentence
-    figure = next(figure for figure in of_snapshot(planted(effective_rank=rank)) if figure[0] == "Effective rank")
+    figure = next(figure for figure in snapshot_figures(planted(effective_rank=rank)) if figure[0] == "Effective rank")
     assert figure == ("Effective rank", "9.00", "lowest, after block 4; last block 33.00")
     flat = said(planted())["rank"]
     assert flat.tone == "absent"

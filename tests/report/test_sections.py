@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from birthmark.data.probes import random_probe
-from birthmark.findings.run_history import RunHistory, read_runs
+from birthmark.findings.run_history import BIRTH, RunHistory, read_runs
 from birthmark.measure.measurement import measure
 from birthmark.measure.records import Snapshot, append_metrics
 from birthmark.models.birth import born
@@ -45,7 +45,7 @@ def test_scores_stand_beside_the_sink_and_over_chance(make_run, tmp_path):
     assert found["eval/a task/acc", "8"] == 0.8
     assert found["eval/a task/acc_norm", "8"] == 0.4
     assert found["level", "0"] == 0.25
-    panels = panels_of_runs(read_runs([run]))["evaluation"]
+    panels = panels_of_runs(read_runs([run]), BIRTH)["evaluation"]
     assert [[series.name for series in panel.series] for panel in panels] == [["a task", "chance"], ["held"]]
 
 
@@ -56,7 +56,7 @@ def test_the_joint_chart_says_whose_chance_each_level_is(make_run, tmp_path):
         line = {f"eval/{name}/acc": 0.5 for name in chance}
         line |= {f"eval/{name}/chance": level for name, level in chance.items() if level}
         append_metrics(run.metrics, step, line)
-    (panel,) = panels_of_runs(read_runs([run]))["evaluation"]
+    (panel,) = panels_of_runs(read_runs([run]), BIRTH)["evaluation"]
     controls = {series.name: series.values.tolist() for series in panel.series if series.look == "control"}
     assert controls == {"chance, a, c": [0.25, 0.25], "chance, b": [0.5, 0.5]}
 

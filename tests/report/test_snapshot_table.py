@@ -14,7 +14,7 @@ from birthmark.findings.run_history import read_runs
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.run_page import summarise
 from birthmark.report.snapshot_table import print_table
-from birthmark.report.verdicts import lineage_figure, of_run
+from birthmark.report.verdicts import lineage_figure, run_figures
 
 BIAS = {
     "alignment": 0.51234, "alignment_stranger": 0.04321, "preference_ratio": 12.3456, "rank_persistence": -0.25,
@@ -105,7 +105,7 @@ def test_the_text_probe_leads_for_sinks_and_is_the_last_to_give_way(run):
     narrow = next(line for line in printed(run, width=42).splitlines() if line.split()[:1] == ["100"])
     assert "0.702" in narrow
     assert "0.125" not in narrow
-    (figure,) = (figure for figure in of_run(read_runs([run])[0]) if figure[0] == "Sink mass")
+    (figure,) = (figure for figure in run_figures(read_runs([run])[0]) if figure[0] == "Sink mass")
     what = "mean over heads, on position 0, on text; uniform 0.062; random tokens 0.125"
     assert figure == ("Sink mass", "0.702", what)
 
@@ -134,7 +134,7 @@ def test_no_snapshots_yet(tmp_path):
 
 
 def ratio_of(run):
-    return next(figure[1:] for figure in of_run(read_runs([run])[0]) if figure[0] == "Preference ratio")
+    return next(figure[1:] for figure in run_figures(read_runs([run])[0]) if figure[0] == "Preference ratio")
 
 
 def test_an_arrow_leads_from_a_birth_where_there_is_one(run, tmp_path):
@@ -167,6 +167,6 @@ def test_of_documents_that_see_themselves_alone_the_figure_is_theirs(run):
         text = {"sink_mass": 0.1, "sink_uniform": 0.06, "document_sink_mass": 0.9, "document_sink_uniform": 0.25}
         summary = old.summary | {"bias_text": text, "model": {"attention": {"documents": True}}}
         Snapshot(summary, old.arrays).write(folder)
-    (figure,) = (figure for figure in of_run(read_runs([run])[0]) if figure[0] == "Sink mass")
+    (figure,) = (figure for figure in run_figures(read_runs([run])[0]) if figure[0] == "Sink mass")
     beside = "uniform within the document 0.250; random tokens 0.125"
     assert figure == ("Sink mass", "0.900", f"mean over heads, on the first token of a document, on text; {beside}")

@@ -56,7 +56,7 @@ def test_the_average_changes_no_bit_of_training_and_is_measured_beside_it(averag
 
 def test_pages_show_it_beside_the_trained_weights(averaged):
     (history,) = read_runs([averaged])
-    panels = {panel.id: panel for found in panels_of_runs([history]).values() for panel in found}
+    panels = {panel.id: panel for found in panels_of_runs([history], history.start).values() for panel in found}
     view, section = TrainingView([history]), Section("", "", "")
     _loss_over_training(view, section)
     _direction_over_training(view, section)

@@ -283,7 +283,7 @@ def measure_loaded(
 
         def reference(born: Decoder | HFModel) -> BirthReference:
             # Models by block keep only their current block on a device.
-            here = born if isinstance(born, DecoderByBlock) else born.to(next(model.parameters()).device)
+            here = born if isinstance(born, DecoderByBlock) else born.to(model.device)
             with _blocks_counted(here, advance):
                 return birth_reference(here, probe_NT, settings.on_any_device, settings.attention_weights)
 
