@@ -175,7 +175,7 @@ class ProbePass(Protocol):
         batch_size: int | None = None,
         documents_NT: np.ndarray | None = None,
     ) -> None:
-        """Show all of the pass; weights are read within `read_weights`. The default of ``batch_size`` suits the device."""
+        """Show all of the pass; weights are read within `read_weights`. By default ``batch_size`` suits the device."""
 
 
 class WholePass:
