@@ -108,7 +108,7 @@ def test_the_backcopy_score_tells_copies_from_guesses():
         def __init__(self, copies):
             super().__init__()
             self.config, self.copies = ModelConfig(vocab_size=24), copies
-            self.anchor = torch.nn.Parameter(torch.zeros(()))
+            self.device = torch.device("cpu")
 
         def forward(self, tokens_BT):
             logits_BTV = torch.full((*tokens_BT.shape, 24), -30.0)
