@@ -27,16 +27,11 @@ def same(ours, theirs):
 @pytest.mark.parametrize(
     "wanted",
     [
-        {},
-        {"layer": 2},
-        {"layer": 2, "head": 0},
-        {"head": [2, 0]},
-        {"layer": 1, "epsilon": [0.2, 0.4]},
-        {"layer": 1, "head": 1, "epsilon": 0.3},
-        {"head": np.int64(1)},
+        {}, {"layer": 2}, {"layer": 2, "head": 0}, {"head": [2, 0]}, {"layer": 1, "epsilon": [0.2, 0.4]},
+        {"layer": 1, "head": 1, "epsilon": 0.3}, {"head": np.int64(1)},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_selecting_by_coordinate_is_xarrays(array, wanted):
     same(array.sel(**wanted), array.to_xarray().sel(**wanted))
 

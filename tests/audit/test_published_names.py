@@ -132,15 +132,11 @@ def test_stages_and_ingredients_are_put_in_order(staged, audited, tmp_path):
     assert found["sentence"].startswith("5 checkpoints of one birth: nothing is wrong with them")
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("stage1-step20", "stage1-step30"),
-        ("stage1-step20", "stage2-ingredient2-step20"),
-        ("stage2-ingredient1-step20", "stage2-ingredient2-step20"),
-        ("stage1-step40", "stage2-ingredient1-step30"),
-    ],
-)
+OTHER_STAGE = [("stage1-step20", "stage2-ingredient2-step20"), ("stage1-step40", "stage2-ingredient1-step30")]
+SAME_STAGE = [("stage1-step20", "stage1-step30"), ("stage2-ingredient1-step20", "stage2-ingredient2-step20")]
+
+
+@pytest.mark.parametrize("pair", [*SAME_STAGE, *OTHER_STAGE])
 def test_exchanged_checkpoints_are_found_within_stages_and_between_them(staged, audited, tmp_path, pair):
     suite = shutil.copytree(staged, tmp_path / "suite")
     (suite / "main" / "model.safetensors").unlink()

@@ -140,12 +140,8 @@ def final(run):
 
 
 def scores_by_step(run):
-    lines = read_metrics(run.metrics)
-    return [
-        (line["step"], {k: v for k, v in line.items() if k.startswith("eval/")})
-        for line in lines
-        if "eval/backcopy/copy_accuracy" in line
-    ]
+    lines = [line for line in read_metrics(run.metrics) if "eval/backcopy/copy_accuracy" in line]
+    return [(line["step"], {k: v for k, v in line.items() if k.startswith("eval/")}) for line in lines]
 
 
 def test_a_run_is_evaluated_and_trains_as_one_that_is_not(tiny, tmp_path):

@@ -29,12 +29,8 @@ def run(code, tiny, tmp_path_factory, no_page):
     """A run of two steps with it, logged to W&B offline."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "value_norm.py").write_text(code)
-    fields = {
-        "snapshot.metrics": ["value_norm:ValueNorm"],
-        "snapshot.probes": ["random", "text"],
-        "log.wandb": "offline",
-        "trainer.max_steps": 2,
-    }
+    fields = {"snapshot.metrics": ["value_norm:ValueNorm"], "snapshot.probes": ["random", "text"]}
+    fields |= {"log.wandb": "offline", "trainer.max_steps": 2}
     with pytest.MonkeyPatch.context() as patch, no_page():
         patch.chdir(folder)
         patch.delitem(sys.modules, "value_norm", raising=False)

@@ -179,20 +179,14 @@ _GLM = _SMALL | {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8,
 }  # fmt: skip
+_CODEGEN = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "rotary_dim": 4}
+_MAMBA = {"hidden_size": 32, "num_hidden_layers": 3, "state_size": 4, "time_step_rank": 2}
 _NO_ROW = {"neurons", "after_attention", "attention_output", "mlp_output"}
 #: Type → (architecture, config, what is not seen).
 UNKNOWN = {
     "glm": ("GlmForCausalLM", _GLM, _NO_ROW),
-    "codegen": (
-        "CodeGenForCausalLM",
-        _SMALL | {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "rotary_dim": 4},
-        {"attention"} | _NO_ROW,
-    ),
-    "mamba": (
-        "MambaForCausalLM",
-        _SMALL | {"hidden_size": 32, "num_hidden_layers": 3, "state_size": 4, "time_step_rank": 2},
-        {"attention"} | _NO_ROW,
-    ),
+    "codegen": ("CodeGenForCausalLM", _SMALL | _CODEGEN, {"attention"} | _NO_ROW),
+    "mamba": ("MambaForCausalLM", _SMALL | _MAMBA, {"attention"} | _NO_ROW),
 }
 
 

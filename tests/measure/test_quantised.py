@@ -70,10 +70,10 @@ def test_settings_are_read_or_refused_in_a_line():
 
 def _inputs_and_outputs(model, maps):
     seen = {}
-    handles = [
-        module.register_forward_hook(lambda m, a, y, i=i: seen.__setitem__(i, (a[0].clone(), y.clone())))
-        for i, (module, _) in enumerate(maps)
-    ]
+    handles = []
+    for i, (module, _) in enumerate(maps):
+        keep = lambda m, args, y, i=i: seen.update({i: (args[0].clone(), y.clone())})  # noqa: E731
+        handles.append(module.register_forward_hook(keep))
     with torch.no_grad():
         model(torch.from_numpy(PROBE))
     for handle in handles:
@@ -136,10 +136,8 @@ def test_loss_and_preference_are_those_of_a_model_with_such_weights(kind, reques
 def test_padding_does_not_count(ours):
     documents = np.zeros_like(PROBE)
     documents[:, 7:] = -1
-    short, padded = (
-        quantisation_costs(ours, [], tokens, PROBE, documents_NT=numbers)[0]
-        for tokens, numbers in ((PROBE[:, :7], None), (PROBE, documents))
-    )
+    (short,) = quantisation_costs(ours, [], PROBE[:, :7], PROBE)
+    (padded,) = quantisation_costs(ours, [], PROBE, PROBE, documents_NT=documents)
     assert padded.loss == pytest.approx(short.loss, rel=1e-6)
 
 

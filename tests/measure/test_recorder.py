@@ -397,10 +397,10 @@ def test_float16_that_overflows_names_the_dtypes_that_do_not(llama, small_probe,
 
 def test_ids_of_any_integer_dtype_are_the_same_probe_and_each_probe_keeps_its_length(small_probe, tmp_path):
     model, text = learned_positions(), np.arange(15).reshape(3, 5)
-    taken = [
-        SnapshotRecorder(tmp_path / dtype, small_probe, probes={"text": text.astype(dtype)}).take(model, 0)
-        for dtype in ("int64", "int32", "uint16")
-    ]
+    taken = []
+    for dtype in ("int64", "int32", "uint16"):
+        probes = {"text": text.astype(dtype)}
+        taken.append(SnapshotRecorder(tmp_path / dtype, small_probe, probes=probes).take(model, 0))
     assert taken[0].summary["bias_text"] == taken[1].summary["bias_text"] == taken[2].summary["bias_text"]
     assert taken[0].summary["probe_text"] == {"kind": "text", "n_sequences": 3, "seq_len": 5}
     assert taken[0].summary["probe"]["seq_len"] == small_probe.seq_len

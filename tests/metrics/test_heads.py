@@ -17,11 +17,8 @@ from birthmark.models.config import ModelConfig
 
 N, T, V = 7, 48, 40  # more positions than a block of queries has on a CPU: its buffer is used twice
 TOKENS = torch.randint(0, V, (N, T), generator=torch.Generator().manual_seed(1))
-ARMS = {
-    "off by one": AttentionConfig(normaliser="softmax_off_by_one"),
-    "sigmoid": AttentionConfig(normaliser="sigmoid"),
-    "window": AttentionConfig(window=6),
-}
+ARMS = {name: AttentionConfig(normaliser=name) for name in ("softmax_off_by_one", "sigmoid")}
+ARMS["window"] = AttentionConfig(window=6)
 
 
 def sizes(n_layers=1, n_heads=2, seq_len=T):

@@ -66,10 +66,8 @@ def test_a_block_that_was_not_seen_has_empty_cells():
 def test_two_steps_are_both_shown_and_the_first_is_dashed(tmp_path):
     series = Series(np.array([[1.0, 2.0], [3.0, 4.0]]), {"step": [0, 8], "layer": [1, 2]}, 0)
     panel = CurvePanel("p", "", [series], "layer")
-    assert [(line.name, line.look, line.y.tolist()) for line in lines_of(panel)] == [
-        ("step 0", "dashed", [1, 2]),
-        ("step 8", "solid", [3, 4]),
-    ]
+    first, last = ((line.name, line.look, line.y.tolist()) for line in lines_of(panel))
+    assert (first, last) == (("step 0", "dashed", [1, 2]), ("step 8", "solid", [3, 4]))
     save_panels([panel, MatrixPanel("m", "pairs", "ab", "ab", np.eye(2), 0.1)], tmp_path / "f.svg")
     assert "pairs" in (tmp_path / "f.svg").read_text()
 
@@ -84,11 +82,9 @@ def test_tokens_stand_at_both_ends_of_their_paths_by_rank():
     assert heights[2] > heights[3]
 
 
-@pytest.mark.parametrize(
-    ("link", "name"),
-    [(DIRECTION, "energy_share"), (DIRECTION, "alignment"), (DOMINANCE, "effective_rank"), (DOMINANCE, "dominance")],
-)
-def test_what_is_no_number_anywhere_has_no_picture(link, name):
+@pytest.mark.parametrize("name", ["energy_share", "alignment", "effective_rank", "dominance"])
+def test_what_is_no_number_anywhere_has_no_picture(name):
+    link = DIRECTION if name in ("energy_share", "alignment") else DOMINANCE
     shape = (3, 4) if name == "dominance" else (3,)
     for value, n_pictures in ((np.nan, 0), (1.0, 1)):
         view = SnapshotView("run", Snapshot({"step": 0, "bias": {}}, {name: np.full(shape, value)}))

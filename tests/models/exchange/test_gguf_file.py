@@ -164,10 +164,8 @@ def test_a_text_ends_at_no_token_that_text_has(tmp_path, lively, tokenizer, end,
     given.save(str(tmp_path / "tokenizer.json"))
     size = given.get_vocab_size() + padding
     config = replace(LLAMA, vocab_size=size)
-    notes = write_gguf(
-        config, lively(config).state_dict(), tmp_path / "model.gguf", tokenizer_file=tmp_path / "tokenizer.json",
-        eos_token_id=end,
-    )  # fmt: skip
+    more = {"tokenizer_file": tmp_path / "tokenizer.json", "eos_token_id": end}
+    notes = write_gguf(config, lively(config).state_dict(), tmp_path / "model.gguf", **more)
     field = gguf.GGUFReader(tmp_path / "model.gguf").get_field("tokenizer.ggml.eos_token_id")
     if end is None and not specials and not padding:
         assert field is None
