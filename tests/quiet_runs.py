@@ -54,6 +54,13 @@ def leaves(tree, path=()):
     return {place: leaf for key, inner in pairs for place, leaf in leaves(inner, (*path, key)).items()}
 
 
+def adamw(model):
+    """AdamW of the tiny run, by hand: matrices decay, vectors do not."""
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == many] for many in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
+
+
 def averages(run, step):
     """The averaged weights of a checkpoint, one behind another."""
     found = CheckpointWeights(run.checkpoint(step), average=True)

@@ -13,7 +13,7 @@ from matplotlib import image
 from rich.console import Console
 
 from birthmark.callbacks.config import LogConfig
-from birthmark.callbacks.loggers import CsvLogger, JsonLinesLogger, check_installed, log_snapshot
+from birthmark.callbacks.loggers import CsvLogger, check_installed, log_snapshot
 from birthmark.errors import UsageError
 from birthmark.files import delete_folder
 from birthmark.measure.records import RunDir, append_metrics, read_metrics, write_metrics_csv
@@ -57,13 +57,6 @@ def run(tiny, tmp_path_factory, printed, no_snapshot_page):
         outcome = pretrain(tiny(FIELDS | everywhere), run, resume=True, console=Console(file=printed))
     assert (outcome.stopped_by, outcome.step) == ("SIGTERM", 5)
     return run
-
-
-def test_lines_hold_the_step_and_the_names(tmp_path):
-    logger = JsonLinesLogger(RunDir(tmp_path))
-    logger.log_metrics({"train/loss": 1.5}, 3)
-    logger.log_metrics({"val/loss": 2.5}, 3)
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "train/loss": 1.5}, {"step": 3, "val/loss": 2.5}]
 
 
 def test_the_csv_file_is_at_any_time_what_is_written_at_the_end(tmp_path):

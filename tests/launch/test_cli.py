@@ -139,15 +139,17 @@ def test_a_failure_on_the_way_is_status_1(tiny_file, tmp_path, no_page, refused,
     run = tmp_path / "run"
     with no_page():
         assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
-    (run / "checkpoints/step-00000002/tensors.safetensors").write_bytes(b"short")
+    damaged = run / "checkpoints/step-00000002/tensors.safetensors"
+    damaged.write_bytes(b"short")
     assert main(["pretrain", f"--resume={run}", "--trainer.max_steps=4"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "step-00000002/tensors.safetensors: damaged" in line
+    assert damaged.exists()
     (run / "snapshots/step-00000000/arrays.safetensors").write_bytes(b"short")
     assert "step-00000000/arrays.safetensors: damaged" in refused("report", run, status=1)
 
 
-def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, tmp_path, monkeypatch, refused):
+def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, monkeypatch, refused):
     def broken(*_, **__):
         raise ZeroDivisionError("division by zero")
 

@@ -89,7 +89,7 @@ def test_a_run_leaves_no_credentials_and_goes_on_with_the_environment(tiny, tmp_
     assert len(list((tmp_path / "cache").glob("remote-*"))) == 2  # and the lock of one copy
 
 
-def test_no_line_shows_them(tmp_path, serve, start):
+def test_no_line_shows_them(serve, start):
     host = serve(lambda path, headers: (500, {}, b""))
     signed = host.replace("//", f"//me:{PASSWORD}@")
     for words in (

@@ -44,20 +44,15 @@ def test_a_run_that_would_start(doctor, config):
     assert found["W&B"]["text"].startswith("off")
 
 
-def test_a_strategy_of_several_processes_names_its_launcher(doctor, config):
-    _, answer, _ = doctor("trainer.strategy=ddp")
-    assert answer["run"]["command"].startswith("birthmark launch torchrun")
-    assert answer["run"]["command"].endswith(f"--config {config} --trainer.strategy=ddp")
-    assert answer["run"]["processes"] == 2
-
-
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
-def test_the_command_starts_the_run_that_was_asked_about(strategy, doctor):
+@pytest.mark.parametrize(
+    ("strategy", "start", "processes"), [("single", ["pretrain"], 1), ("ddp", ["launch", "torchrun"], 2)]
+)
+def test_the_command_starts_the_run_that_was_asked_about(strategy, start, processes, doctor):
     _, answer, _ = doctor(f"trainer.strategy={strategy}", "trainer.max_steps=7", "log.project=two words")
     words = shlex.split(answer["run"]["command"])
-    start = words.index("--config")
-    assert words[:start] == ["birthmark", *(["pretrain"] if strategy == "single" else words[1:start])]
-    run = config_of(parse_command("pretrain", words[start:]))
+    assert words[: len(start) + 1] == ["birthmark", *start]
+    assert answer["run"]["processes"] == processes
+    run = config_of(parse_command("pretrain", words[words.index("--config") :]))
     assert (run.trainer.strategy, run.trainer.max_steps, run.log.project) == (strategy, 7, "two words")
 
 

@@ -89,9 +89,7 @@ def test_a_task_of_an_array_is_the_command_of_its_run(ablate, tmp_path, sbatch, 
 
 
 @pytest.mark.slow
-def test_an_array_and_a_sweep_make_the_runs_and_the_table_of_this_machine(
-    ablate, tmp_path, sbatch, no_page, monkeypatch, capsys
-):
+def test_an_array_and_a_sweep_make_the_runs_and_the_table_of_this_machine(ablate, tmp_path, sbatch, no_page, capsys):
     here, there = tmp_path / "here", tmp_path / "out there"
     study = read_arm_study(ablate.file).only(["plain"])
     for trial in arm_trials(study, here):

@@ -159,7 +159,7 @@ def test_what_cannot_be_adapted_is_refused_before_anything_runs(words, expected,
     assert not target.exists()
 
 
-def test_other_commands_say_in_a_line_what_they_cannot_do_with_an_adapter(runs, base, tmp_path, refused):
+def test_other_commands_say_in_a_line_what_they_cannot_do_with_an_adapter(runs, base, refused):
     lora = str(runs["lora"].path)
     for words, expected in (
         (["pretrain", "--adapter.kind", "lora", "--data.path", "backcopy"], "starts at a birth"),
@@ -173,7 +173,7 @@ def test_other_commands_say_in_a_line_what_they_cannot_do_with_an_adapter(runs, 
         main(["adapt", "--resume", lora, "--adapter.rank", "3", "--debug"])
 
 
-def test_a_snapshot_of_a_run_is_that_of_the_adapted_model(runs, tmp_path, capsys):
+def test_a_snapshot_of_a_run_is_that_of_the_adapted_model(runs, capsys):
     assert main(["snapshot", str(runs["prefix"].path), "--n_sequences", "4", "--seq_len", "6", "--json"]) == 0
     assert "prefix_mass" in capsys.readouterr().out
 

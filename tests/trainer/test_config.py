@@ -50,7 +50,7 @@ def test_an_impossible_value_is_refused_by_name(tiny, field, value):
         tiny({field: value})
 
 
-def test_all_problems_are_named_at_once(tiny):
+def test_all_problems_are_named_at_once():
     from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 
     with pytest.raises(UsageError) as refused:

@@ -84,10 +84,7 @@ def test_it_trains_on_from_there_with_an_optimizer_of_its_own(source, going_on, 
     assert record["digest"] == digest(model) != read_json(source.birth)["digest"]
 
     batches = prepare(config.data, vocab_size=24, seq_len=12).train
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
+    optimizer = quiet_runs.adamw(model)
     for step in range(2):
         optimizer.zero_grad()
         for micro in range(2):

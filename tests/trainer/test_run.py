@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from quiet_runs import logged, run, same_weights, up_to, weights
+from quiet_runs import adamw, logged, run, same_weights, up_to, weights
 from rich.console import Console
 
 from birthmark.data.batch_sizes import BatchRamp
@@ -27,13 +27,6 @@ from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import LaunchedProcess
 from birthmark.trainer.run import _device, _print_start, pretrain
 from birthmark.trainer.run_folder import RunStart
-
-
-def adamw(model):
-    """AdamW of the tiny run: matrices decay, vectors do not."""
-    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == many] for many in (True, False))
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
 
 
 def test_a_run_is_the_plain_loop_that_one_would_write_by_hand(tiny, tmp_path):

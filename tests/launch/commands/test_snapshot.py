@@ -289,7 +289,7 @@ def test_a_folder_that_lacks_a_tensor_is_not_measured(capsys, tmp_path):
     assert re.search(r"layers\.0\.mlp\.up_proj\.weight is missing", capsys.readouterr().err)
 
 
-def test_the_example_in_the_docs_runs(tmp_path, monkeypatch):
+def test_the_example_in_the_docs_runs(monkeypatch):
     page = (Path(birthmark.__file__).parent / "docs/measuring.md").read_text()
     section = page.split("## Any transformers model")[1]
     code = section.split("```python\n")[1].split("```")[0]

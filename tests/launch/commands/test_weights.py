@@ -229,7 +229,7 @@ def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path
     assert "the certificate says" in capsys.readouterr().err
 
 
-def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, refused):
+def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, refused):
     (tmp_path / "taken").mkdir()
     for arguments, printed in (
         (["sample", str(trained.path), "--step", "7"], "has no checkpoint of step 7; there are: 20, 40"),

@@ -1,6 +1,5 @@
 """The grammar of a model's name: every form that people write, and the kind that it is read as."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -121,17 +120,13 @@ def test_a_step_beside_a_name_is_that_of_a_whole_run(place):
 
 
 def test_what_needs_a_whole_run_says_why_another_name_is_none(place):
+    """Other kinds, by the commands: tests/launch/commands/test_names.py."""
     assert whole_run("runs/x", "why").path == Path("runs/x")
     assert whole_run("bias", "why").path == Path("bias")
     for text, line in {
-        "runs/x@2": "is the checkpoint of step 2 of a run; why: give runs/x",
-        "runs/x@0": "is the birth of a run; why: give runs/x",
         "runs/x@2@ema": "is an average of a run's weights; why: give runs/x",
         "bias@500": "is one of the snapshots of a training; why: give bias",
         "tiny_demo@0": "is a birth of a config; why: give the folder that `pretrain` wrote",
-        "hf": "is a folder of transformers; why: give",
-        "q/m.gguf": "is a GGUF model; why: give",
-        "measured": "is a snapshot, without weights; why: give",
         "alone": "is a checkpoint without its run; why: give",
         "gpt2": "not a run (no config.yaml and birth.json in it); give the folder that `pretrain` wrote",
         "./none": "not a run",
@@ -139,17 +134,3 @@ def test_what_needs_a_whole_run_says_why_another_name_is_none(place):
         with pytest.raises(UsageError) as error:
             whole_run(text, "why")
         assert str(error.value).removeprefix("./").startswith(f"{text.removeprefix('./')}: {line}")
-
-
-def test_a_config_is_no_model_and_the_mend_is_said(place):
-    from birthmark.trainer.by_name.shipped_configs import find_config
-
-    assert json.loads(find_config("runs/x").read_text()) == {}
-    for text, line in {
-        "runs/x@2": "is a checkpoint, and a config is needed; give runs/x for that of its run",
-        "tiny_demo@3": "is a birth, and a config is needed; give tiny_demo, and init_seed 3 beside it",
-        "mine.yaml@3": "is a birth, and a config is needed; give mine.yaml, and init_seed 3 beside it",
-    }.items():
-        with pytest.raises(UsageError) as error:
-            find_config(text)
-        assert str(error.value) == f"{text}: {line}"

@@ -81,7 +81,7 @@ def stored(trained, memory):
     return trained[0]
 
 
-def test_a_run_is_in_its_store_whole_and_training_asks_it_nothing(stored, trained, memory, tmp_path):
+def test_a_run_is_in_its_store_whole_and_training_asks_it_nothing(stored, trained, memory):
     assert steps_of(memory) == [6, 8]
     copy = fetch_run(URL)
     for file in (stored.config, stored.birth, stored.metrics, stored.snapshot(8) / "summary.json"):

@@ -204,16 +204,3 @@ def test_weights_are_gathered_in_the_runs_precision_unless_a_field_says_otherwis
     config = TrainerConfig(**fields)
     assert config.gathers_in == expected
     assert config.problems() == []
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"strategy": "zero3", "reduce": "bf16"}, "trainer.reduce is bf16, which strategy zero3 does not read: remove"),
-        ({"strategy": "ddp", "reduce": "bf16"}, "trainer.reduce is bf16, which strategy ddp does not read: remove it"),
-        ({"strategy": "ddp", "accumulate": "sharded"}, "trainer.accumulate is sharded, which strategy ddp does not"),
-    ],
-)
-def test_fields_that_a_strategy_does_not_read_are_refused(fields, words):
-    (problem,) = TrainerConfig(**fields).problems()
-    assert words in problem
