@@ -22,28 +22,12 @@ from file_cases import (
 )
 from system_cases import clock, device, growing, hostile_folder, modes, read_only, web
 
-KINDS: dict[str, tuple[Callable[[random.Random, Path], Case], float]] = {
-    "config_values": (config_values, 4),
-    "config_text": (config_text, 2),
-    "config_file": (config_file, 1),
-    "run_file": (run_file, 6),
-    "strange_folder": (strange_folder, 0.6),
-    "snapshot_file": (snapshot_file, 2),
-    "their_folder": (their_folder, 2),
-    "their_trap": (their_trap, 0.7),
-    "study": (study, 1.2),
-    "study_results": (study_results, 1),
-    "tokens": (tokens, 0.3),
-    "table": (table, 0.3),
-    "command_line": (command_line, 4),
-    "device": (device, 1.5),
-    "hostile_folder": (hostile_folder, 0.5),
-    "web": (web, 1),
-    "growing": (growing, 0.7),
-    "read_only": (read_only, 0.5),
-    "modes": (modes, 0.7),
-    "clock": (clock, 0.5),
-}
+Maker = Callable[[random.Random, Path], Case]
+_OFTEN: dict[Maker, float] = {config_values: 4, config_text: 2, config_file: 1, run_file: 6, strange_folder: 0.6}
+_OFTEN |= {snapshot_file: 2, their_folder: 2, their_trap: 0.7, study: 1.2, study_results: 1, tokens: 0.3, table: 0.3}
+_OFTEN |= {command_line: 4, device: 1.5, hostile_folder: 0.5, web: 1, growing: 0.7, read_only: 0.5, modes: 0.7}
+_OFTEN |= {clock: 0.5}
+KINDS = {maker.__name__: (maker, often) for maker, often in _OFTEN.items()}
 
 
 def make_case(seed: int, number: int, example: Path, only: str = "") -> tuple[str, Case]:

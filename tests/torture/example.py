@@ -29,15 +29,8 @@ CONFIG = {
     "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 260, "max_seq_len": 12, "mlp": "swiglu"},
     "data": {"path": "corpus", "data_seed": 5, "val_fraction": 0.3, "cache_dir": "cache"},
     "optim": {"lr": 0.01, "warmup_steps": 1},
-    "trainer": {
-        "max_steps": 4,
-        "micro_batch_size": 2,
-        "global_batch_size": 2,
-        "checkpoint_every": 2,
-        "log_every": 1,
-        "val_sequences": 2,
-        "device": "cpu",
-    },
+    "trainer": {"max_steps": 4, "micro_batch_size": 2, "global_batch_size": 2, "checkpoint_every": 2}
+    | {"log_every": 1, "val_sequences": 2, "device": "cpu"},
     "snapshot": {"n_sequences": 8, "seq_len": 8, "batch_size": 8, "top_k": 5, "n_strangers": 1},
     "log": {"wandb": "off"},
 }
@@ -77,13 +70,8 @@ def load_everything() -> None:
     os.environ |= {"MPLBACKEND": "agg", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"}
     import birthmark
 
-    others = (
-        "matplotlib.pyplot",
-        "scipy.stats",
-        "datasets",
-        "rich.console",
-        "transformers.models.llama.modeling_llama",
-    )
+    others = ("matplotlib.pyplot", "scipy.stats", "datasets", "rich.console")
+    others += ("transformers.models.llama.modeling_llama",)
     ours = (module.name for module in walk_packages(birthmark.__path__, "birthmark."))
     left_out = re.compile(
         r"birthmark\.(tests|benchmarks|setup)\b|.*\.(loss|one_walk|received)_kernel$"

@@ -433,18 +433,8 @@ def damaged_between(victim: Victim, rng: random.Random, durations: Durations) ->
 
 
 #: What is tried, by how often.
-FAULTS: dict[Fault, float] = {
-    signals: 12,
-    stopped_twice: 3,
-    paused: 1,
-    clock_jumps: 1,
-    two_writers: 1,
-    read_meanwhile: 1,
-    disk_full: 2,
-    read_only: 1,
-    device_fails: 2,
-    damaged_between: 3,
-}
+FAULTS: dict[Fault, float] = {signals: 12, stopped_twice: 3, paused: 1, clock_jumps: 1, two_writers: 1}
+FAULTS |= {read_meanwhile: 1, disk_full: 2, read_only: 1, device_fails: 2, damaged_between: 3}
 
 
 # ---------------------------------------------------------------- trials

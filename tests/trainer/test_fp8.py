@@ -73,17 +73,9 @@ def strict_fp8(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.float8", stub)
 
 
-GATED = ModelConfig(
-    d_model=32,
-    n_layers=1,
-    n_heads=16,
-    vocab_size=64,
-    max_seq_len=16,
-    mlp="swiglu",
-    norm_gate=16,
-    attention=AttentionConfig(gate="head"),
-    experts=ExpertsConfig(n_experts=16, top_k=1, d_ff=16, d_shared=16),
-)
+SIZES = {"d_model": 32, "n_layers": 1, "n_heads": 16, "vocab_size": 64, "max_seq_len": 16, "mlp": "swiglu"}
+EXPERTS = ExpertsConfig(n_experts=16, top_k=1, d_ff=16, d_shared=16)
+GATED = ModelConfig(**SIZES, norm_gate=16, attention=AttentionConfig(gate="head"), experts=EXPERTS)
 
 
 def test_routers_and_gates_stay_in_bf16(strict_fp8):

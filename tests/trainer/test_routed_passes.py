@@ -16,15 +16,10 @@ from birthmark.trainer.activation_checkpointing import _policy, set_train_passes
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.module import next_token_loss
 
-CONFIG = ModelConfig(
-    d_model=16,
-    n_layers=2,
-    n_heads=2,
-    vocab_size=40,
-    max_seq_len=12,
-    experts=ExpertsConfig(n_experts=3, d_ff=16, d_shared=8, load_balance=0.5, router_z_loss=0.1),
-    dropout=DropoutConfig(embedding=0.1, residual=0.2, attention=0.3),
-)
+EXPERTS = ExpertsConfig(n_experts=3, d_ff=16, d_shared=8, load_balance=0.5, router_z_loss=0.1)
+DROPOUT = DropoutConfig(embedding=0.1, residual=0.2, attention=0.3)
+SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 40, "max_seq_len": 12}
+CONFIG = ModelConfig(**SIZES, experts=EXPERTS, dropout=DROPOUT)
 BATCH = torch.randint(40, (3, 13), generator=torch.Generator().manual_seed(0))
 
 
