@@ -11,13 +11,12 @@ import torch
 from ...errors import RunError
 from ...metrics.preference import kl_to_uniform, preference_ratio
 from ...metrics.rankings import spearman
-from ...models.changes.round_to_nearest import WHOLE
 from ...models.decoder import Decoder
 from ..hf import HFModel
 from ..measurement import evaluation_mode
 from ..next_tokens import first_prediction, losses_of, mean_and_error, passes, sequence_means, sequences_at_once
 from .linear_maps import quantised
-from .rounding import Bits
+from .rounding import WHOLE, Bits
 
 AS_IT_IS = Bits(WHOLE, WHOLE)
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UsageError
-from ...models.changes.round_to_nearest import WHOLE, rounded
 from ...models.decoder import Decoder
 from ..hf import HFModel
-from .rounding import Bits
+from .rounding import WHOLE, Bits, rounded
 
 
 class LinearMap(NamedTuple):

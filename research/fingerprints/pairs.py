@@ -22,11 +22,11 @@ from birthmark.errors import UsageError
 from birthmark.measure.hf import HFModel
 from birthmark.measure.hidden_states import FingerprintProbe
 from birthmark.models.birth import born
-from birthmark.models.changes.change import ModelWeights, decoder_of, weights_of
-from birthmark.models.changes.table import read_change
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.exchange.pretrained import load_pretrained
+from birthmark.research.changes.change import ModelWeights, decoder_of, weights_of
+from birthmark.research.changes.table import read_change
 from birthmark.trainer.by_name.hf_folder import transformers_for
 
 from .evidence import Evidence, gather
@@ -177,8 +177,8 @@ def _replace(tensors: dict[str, Tensor], name: str, order: Tensor, axis: int) ->
 PROBE_LEN = 16
 
 
-#: Changes that people make to a trained model: rows of the table of `birthmark.models.changes`, with their settings, in
-#: order.
+#: Changes that people make to a trained model: rows of the table of `birthmark.research.changes`, with their settings,
+#: in order.
 CHANGES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "int8": [{"kind": "round", "to": "int8"}],
     "int4": [{"kind": "round", "to": "int4"}],

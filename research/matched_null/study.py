@@ -32,16 +32,16 @@ from birthmark.measure.stream_weights import MOST_HEADS, MOST_TOKENS, MOST_UNITS
 from birthmark.metrics.matched_weights import StreamWeights, compare_weights
 from birthmark.metrics.seedprint import Fingerprint, HiddenStates, compare
 from birthmark.models.birth import born
-from birthmark.models.changes.change import Change, ModelWeights, decoder_of, weights_of
-from birthmark.models.changes.coordinates import (
+from birthmark.models.config import ModelConfig
+from birthmark.models.decoder import Decoder
+from birthmark.research.changes.change import Change, ModelWeights, decoder_of, weights_of
+from birthmark.research.changes.coordinates import (
     ChannelPermutation,
     ChannelScaling,
     Rotation,
     SignFlips,
     UnitPermutation,
 )
-from birthmark.models.config import ModelConfig
-from birthmark.models.decoder import Decoder
 
 RESULTS = Path(__file__).with_name("results.json")
 SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 256, "max_seq_len": 32, "d_ff": 64}

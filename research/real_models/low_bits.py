@@ -20,7 +20,7 @@ from ...measure.config import SnapshotConfig
 from ...measure.hf import HFModel
 from ...measure.next_tokens import losses_of, mean_and_error
 from ...measure.quantised.linear_maps import linear_maps
-from ...models.changes.round_to_nearest import rounded
+from ...measure.quantised.rounding import rounded
 from ...trainer.by_name.loaded_model import load_named, text_for
 
 BITS = 4

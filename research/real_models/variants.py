@@ -15,7 +15,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from ...files import atomic_path, write_json
-from ...models.changes.round_to_nearest import rounded
+from ...measure.quantised.rounding import rounded
 
 #: Tuning: steps, sequences in each, tokens in each sequence, learning rate of AdamW.
 STEPS, SEQUENCES, TOKENS, LR = 60, 4, 64, 1e-4

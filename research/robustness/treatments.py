@@ -27,9 +27,6 @@ from ...data.tokenised import naming
 from ...errors import RunError, UsageError
 from ...models.adapter_config import AdapterConfig
 from ...models.adapters import attach, initialize_adapter, merged
-from ...models.changes.change import Change, ModelWeights, decoder_of, weights_of
-from ...models.changes.sizes import first_tokens
-from ...models.changes.table import CHANGES, read_kind
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...study.trials import Trial
@@ -37,6 +34,9 @@ from ...trainer.by_name.model_names import ModelSource, open_source
 from ...trainer.config import RunConfig
 from ...trainer.devices import device
 from ...trainer.module import next_token_loss
+from ..changes.change import Change, ModelWeights, decoder_of, weights_of
+from ..changes.sizes import first_tokens
+from ..changes.table import CHANGES, read_kind
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class Treatment:
 
 @dataclass(frozen=True)
 class WeightChange(Treatment):
-    """A change of weights (`birthmark.models.changes`)."""
+    """A change of weights (`birthmark.research.changes`)."""
 
     change: Change
 

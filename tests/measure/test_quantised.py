@@ -13,10 +13,9 @@ from birthmark.errors import UsageError
 from birthmark.measure.hf import HFModel
 from birthmark.measure.quantised.cost import quantisation_costs
 from birthmark.measure.quantised.linear_maps import linear_maps, quantised
-from birthmark.measure.quantised.rounding import Bits, read_bits
+from birthmark.measure.quantised.rounding import Bits, read_bits, rounded
 from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.birth import born
-from birthmark.models.changes.round_to_nearest import rounded
 from birthmark.models.config import ModelConfig
 
 V = 40

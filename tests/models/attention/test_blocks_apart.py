@@ -7,9 +7,9 @@ import torch
 from oracles import in_pieces
 
 from birthmark.models.birth import born
-from birthmark.models.changes.change import ModelWeights
-from birthmark.models.changes.sizes import BlockDropping
 from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.research.changes.change import ModelWeights
+from birthmark.research.changes.sizes import BlockDropping
 from birthmark.trainer.throughput import flops_per_token
 
 SIZES = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 61, "max_seq_len": 24}

@@ -16,10 +16,10 @@ from birthmark.launch.cli import main
 from birthmark.launch.commands.identify import read_seeds
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.metrics.seedprint import compare
-from birthmark.models.changes.change import decoder_of, weights_of
-from birthmark.models.changes.coordinates import ChannelPermutation, Rotation, SignFlips
 from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.report.pictures.several_models import clustered
+from birthmark.research.changes.change import decoder_of, weights_of
+from birthmark.research.changes.coordinates import ChannelPermutation, Rotation, SignFlips
 from birthmark.trainer.by_name.model_names import open_source
 
 MODEL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"}

@@ -13,11 +13,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...errors import UsageError
+from ...measure.quantised.rounding import rounded
+from ...models.init import keyed_generator
 from ...schema import SchemaError, check, quoted
-from ..init import keyed_generator
 from .change import Change, ModelWeights, is_block_matrix, share_problem
 from .coordinates import ChannelPermutation, ChannelScaling, Rotation, SignFlips, UnitPermutation
-from .round_to_nearest import rounded
 from .sizes import BlockCopying, BlockDropping, Merging, VocabularyExtension
 
 # ---------------------------------------------------------------- weights in fewer bits

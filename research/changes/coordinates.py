@@ -13,8 +13,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...errors import UsageError
-from ..config import ModelConfig
-from ..init import keyed_generator
+from ...models.config import ModelConfig
+from ...models.init import keyed_generator
 from .change import Change, ModelWeights, wide
 
 # ---------------------------------------------------------------- residual stream

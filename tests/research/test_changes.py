@@ -9,12 +9,12 @@ import transformers
 
 from birthmark.errors import UsageError
 from birthmark.models.birth import born
-from birthmark.models.changes.change import decoder_of, weights_of
-from birthmark.models.changes.coordinates import Rotation, check_channels, check_gate_kind, random_rotation
-from birthmark.models.changes.sizes import first_tokens
-from birthmark.models.changes.table import CHANGES, FUNCTION_PRESERVING, read_change
 from birthmark.models.config import AttentionConfig, ExpertsConfig, InitConfig, LatentConfig, ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, write_pretrained
+from birthmark.research.changes.change import decoder_of, weights_of
+from birthmark.research.changes.coordinates import Rotation, check_channels, check_gate_kind, random_rotation
+from birthmark.research.changes.sizes import first_tokens
+from birthmark.research.changes.table import CHANGES, FUNCTION_PRESERVING, read_change
 
 transformers.logging.set_verbosity_error()
 

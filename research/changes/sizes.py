@@ -12,8 +12,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...errors import UsageError
-from ..config import ExpertsConfig, InitConfig, ModelConfig
-from ..init import keyed_generator
+from ...models.config import ExpertsConfig, InitConfig, ModelConfig
+from ...models.init import keyed_generator
 from .change import Change, ModelWeights, share_problem
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")

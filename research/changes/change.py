@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ..birth import empty_decoder
-from ..config import ModelConfig
-from ..decoder import Decoder
+from ...models.birth import empty_decoder
+from ...models.config import ModelConfig
+from ...models.decoder import Decoder
 
 
 class ModelWeights(NamedTuple):
