@@ -159,15 +159,18 @@ def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> tup
     is_alone = bool(unknown) and len(_all([found[i] for i in largest])) == 1
     for one in _all([found[i] for i in [*unknown, *(largest if is_alone else [])]]):
         one.birth_unknown = True
+    everyone = _all(found)
+    # Where two suites have the same steps, steps alone name nobody.
+    is_named = len({one.label for one in everyone}) < len(everyone)
     for group in strangers:
         best = max((tests_MM[a][b] for a in group for b in places[0]), key=lambda test: test.cosine)
         own = _all([found[i] for i in group])
         for one in own:
             one.found(
                 "stranger",
-                f"no sign of a shared birth with {listed(_all([found[i] for i in places[0]]))}: "
+                f"no sign of a shared birth with {listed(_all([found[i] for i in places[0]]), by_name=is_named)}: "
                 f"the cosine of weights is at most {best.cosine:.3f} (p {best.p:.2g})"
-                + (f"; {listed(own)} share a birth of their own" if len(own) > 1 else ""),
+                + (f"; {listed(own, by_name=is_named)} share a birth of their own" if len(own) > 1 else ""),
             )
     groups = [[found[i] for i in group] for group in (largest, *strangers)] if places else []
     return groups, sorted([*largest, *unknown])

@@ -461,9 +461,9 @@ class Same:
         return next((one.label for one in self.members if one.member.place == self.place), self.members[0].label)
 
 
-def listed(judged: Sequence[Judged]) -> str:
-    """List some checkpoints in a few words."""
-    return in_few_words([one.label for one in judged])
+def listed(judged: Sequence[Judged], *, by_name: bool = False) -> str:
+    """List some checkpoints in a few words: by their steps, or by their names."""
+    return in_few_words([one.name if by_name else one.label for one in judged])
 
 
 def in_few_words(names: Sequence[str]) -> str:

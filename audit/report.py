@@ -19,7 +19,7 @@ from ..report.csv_files import check_data_folder, data_folder, write_csv_files
 from ..report.table import Cell, Column, Table
 from ..report.terminal import say
 from .audit import Audit
-from .checkpoint import Judged, listed
+from .checkpoint import Judged, in_few_words, listed
 from .training_order import Place, at_step
 
 # ---------------------------------------------------------------- lines and JSON
@@ -93,9 +93,12 @@ def print_audit(found: Audit, console: Console) -> None:
     _checkpoints(found).without("evidence").print(console)
     for line in notes_of_suite(found):
         say(console, f"note: {line}")
+    names: dict[str, list[str]] = {}
     for one in found.judged:
         for text in (*(finding.what for finding in one.findings), *(f"note: {note}" for note in one.notes)):
-            say(console, f"{one.name}: {text}")
+            names.setdefault(text, []).append(one.name)
+    for text, of_text in names.items():
+        say(console, f"{in_few_words(of_text)}: {text}")
 
 
 def _checkpoints(found: Audit) -> Table:

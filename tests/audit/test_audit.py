@@ -150,6 +150,15 @@ def test_another_seed_from_some_step_on_is_found(suite, other, audited):
     assert [len(birth) for birth in found.json["births"]] == [4, 3]
 
 
+def test_strangers_of_another_suite_are_said_once_and_by_name(clean, other, capsys):
+    assert main(["audit", str(clean), str(other)]) == 3
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "no sign of a shared birth" in line)
+    names = (f"{suite.parent.name}/{suite.name}/step-" for suite in (clean, other))
+    first, second = (f"{name}0, {name}4 … {name}24 (7)" for name in names)
+    assert line.startswith(f"{second}: no sign of a shared birth with {first}: the cosine")
+    assert line.endswith(f"; {second} share a birth of their own")
+
+
 def test_steps_are_read_from_names():
     names = {"step1000": 1000, "step-00000020": 20, "checkpoint-500": 500, "iter_0002000": 2000, "global_step40": 40}
     assert {name: said_place(name).step for name in names} == names

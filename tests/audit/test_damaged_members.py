@@ -208,5 +208,6 @@ def test_where_nothing_is_readable_each_file_has_its_reason(suite, audited, tmp_
     assert main(["audit", str(suite), "--out", str(tmp_path / "a.html")]) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "none of 7 checkpoints can be read"
-    assert sum("model.safetensors: " in line or "pytorch_model.bin: " in line for line in lines) == 7
+    said = [line for line in lines if "model.safetensors: " in line or "pytorch_model.bin: " in line]
+    assert [sum(f"step-{step}" in line.partition(": ")[0].split(", ") for line in said) for step in STEPS] == [1] * 7
     assert "None of 7 checkpoints can be read." in (tmp_path / "a.html").read_text()
