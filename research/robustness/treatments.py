@@ -18,10 +18,10 @@ from ...data.batches import BatchSource
 from ...data.cache import fingerprint
 from ...data.config import DataConfig
 from ...data.corpora import open_corpus
+from ...data.decontamination import evaluation_texts
 from ...data.fetching import localised
 from ...data.prepare import PreparedData, prepare
 from ...data.process_batches import StreamSource
-from ...data.splitting import evaluation_texts
 from ...data.token_files import open_token_source
 from ...data.tokenised import naming
 from ...errors import RunError, UsageError

@@ -5,11 +5,12 @@ import re
 
 import pytest
 
-from birthmark.data import splitting
+from birthmark.data import decontamination
 from birthmark.data.config import DataConfig
+from birthmark.data.decontamination import NGrams
 from birthmark.data.encode import Document
 from birthmark.data.prepare import prepare
-from birthmark.data.splitting import NGrams, duplicates_in_words
+from birthmark.data.splitting import duplicates_in_words
 from birthmark.data.tokenised import tokenise
 from birthmark.errors import UsageError
 
@@ -31,7 +32,7 @@ def random_text(rng, n_words, n_different):
 @pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize("block", [1 << 21, 60])
 def test_what_is_found_is_what_sets_of_words_find(n, block, monkeypatch):
-    monkeypatch.setattr(splitting, "_LONGEST", block)
+    monkeypatch.setattr(decontamination, "_LONGEST", block)
     rng = random.Random(n)
     evaluation = [random_text(rng, rng.randrange(40), 3) for _ in range(6)]
     ngrams = NGrams.of([Document("train", text) for text in evaluation], n)
