@@ -128,13 +128,10 @@ class Run(Displayed):
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page, by default into the run's folder; return its path."""
-        from ..report.run_page import build_report, build_run_pages
+        from ..report.run_page import build_pages
 
         file = self.files.report if out is None else Path(out)
-        if file == self.files.report:
-            build_run_pages(self.files)
-        else:
-            build_report([self.files], file)
+        build_pages([self.files], file)
         return file
 
     def __fspath__(self) -> str:

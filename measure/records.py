@@ -312,10 +312,6 @@ class RunDir:
         """Return the folder of the snapshot after ``step`` optimizer steps."""
         return self.path / "snapshots" / f"step-{step:08d}"
 
-    def snapshot_report(self, step: int) -> Path:
-        """Return the page of the snapshot after ``step`` optimizer steps."""
-        return self.snapshot(step) / "report.html"
-
     def checkpoints(self) -> list[Path]:
         """List all checkpoint folders, oldest first."""
         return self._by_step("checkpoints")

@@ -28,8 +28,8 @@ from .charts.stills import run_variable
 from .html_page import navigation, write_page
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
-from .sections.training_view import PICTURED, TrainingView
-from .snapshot_page import build_snapshot_page
+from .sections.training_view import PICTURED, TrainingView, steps_are_wide
+from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import tables_of_runs
 from .table import Column, Table
 from .verdicts import Verdict, legend_of_marks, run_figures, verdicts
@@ -75,7 +75,7 @@ def story(
     nothing = {section: why for section in panels if (why := why_inactive(runs, section))}
     shown = {section: found for section, found in panels.items() if found and section not in nothing}
     places = {section: f"panel-{found[0].id}" for section, found in shown.items()}
-    blocks += _findings(runs, places, x_log=view.steps_are_wide)
+    blocks += _findings(runs, places, x_log=steps_are_wide(runs))
     if shown:
         blocks += [Controls(), Panels([panel for found in shown.values() for panel in found])]
     if len(runs) > 1:
@@ -226,19 +226,13 @@ def _cells(difference: Difference, *, with_step: bool, with_interval: bool) -> l
 # ---------------------------------------------------------------- the page
 
 
-def build_run_pages(run: RunDir) -> list[RunHistory]:
-    """Write the page of a run's newest snapshot, and the page of the run, which links it, into their folders.
-
-    Returns:
-        What was read of the run.
-
-    Raises:
-        RunError: a file of the run is damaged; the message names it.
-        UsageError: something is in the place of the numbers.
+def build_pages(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
+    """Write the report of ``runs`` to ``out``; if that is the one run's own place, first the page of its newest
+    snapshot, which the report links. See :func:`build_report`.
     """
-    if snapshots := run.snapshot_folders():
+    if len(runs) == 1 and out == runs[0].report and (snapshots := runs[0].snapshot_folders()):
         build_snapshot_page(snapshots[-1])
-    return build_report([run], run.report)
+    return build_report(runs, out)
 
 
 def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
@@ -308,7 +302,7 @@ def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
     """Return (name, link) of the pages of single snapshots below the folder of ``out``."""
     links = []
     for snapshot in run.snapshots:
-        page = run.folder.snapshot_report(snapshot.step).resolve()
+        page = snapshot_page(run.folder.snapshot(snapshot.step)).resolve()
         if page.is_file() and page.is_relative_to(out.resolve().parent):
             links.append(
                 (

@@ -316,9 +316,9 @@ def _uploader(settings: TrainerConfig, run: RunDir, say: Callable[[str], object]
 def _write_report(run: RunDir) -> Path:
     """Write the pages of the run."""
     # Imported at the run's end: a run need not load the code of pictures when it starts.
-    from ..report.run_page import build_run_pages
+    from ..report.run_page import build_pages
 
-    build_run_pages(run)
+    build_pages([run], run.report)
     return run.report
 
 

@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ...report.csv_files import data_folder
-    from ...report.run_page import build_report, build_run_pages, compared_in_words, summarise
+    from ...report.run_page import build_pages, compared_in_words, summarise
     from ...report.snapshot_page import build_snapshot_page
     from ...report.snapshot_table import print_table
     from ...report.terminal import out_file, print_json, print_written, say
@@ -67,8 +67,7 @@ def run(options: Namespace) -> int:
         print_json(summarise(runs))
         return 0
     out = out or (runs[0].report if len(runs) == 1 else Path("report.html"))
-    is_whole = len(runs) == 1 and out == runs[0].report
-    histories = build_run_pages(runs[0]) if is_whole else build_report(runs, out)
+    histories = build_pages(runs, out)
     console = Console(stderr=True)
     for run, history in zip(runs, histories, strict=True):
         if len(runs) > 1:

@@ -113,11 +113,6 @@ class TrainingView:
     runs: Sequence[RunHistory]
 
     @property
-    def steps_are_wide(self) -> bool:
-        """True if panels space the steps of these runs logarithmically."""
-        return steps_are_wide(self.runs)
-
-    @property
     def start(self) -> Start:
         """Words for the start of these runs."""
         return start_of_all(run.start for run in self.runs)

@@ -119,7 +119,7 @@ CONTENT = TEXT.encode()
 
 @pytest.fixture
 def asked():
-    """How often the server was asked, by path; HEAD counts too."""
+    """Number of requests to the server by path, HEAD among them."""
     return Counter()
 
 

@@ -25,7 +25,7 @@ from birthmark.measure.records import RunDir, Snapshot
 from birthmark.metrics.quantity import Quantity
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.report.run_page import build_report, build_run_pages
+from birthmark.report.run_page import build_pages, build_report
 
 transformers.logging.set_verbosity_error()
 
@@ -344,7 +344,8 @@ def test_what_cannot_be_measured_is_absent_and_the_rest_is_measured(llama, small
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # each is said once
         assert recorder.take_if_possible(llama(1), 1).summary["not_measured"] == reasons
-    build_run_pages(RunDir.open_measured(tmp_path / "part"))
+    part = RunDir.open_measured(tmp_path / "part")
+    build_pages([part], part.report)
     page = (tmp_path / "part/snapshots/step-00000001/report.html").read_text()
     assert "Not measured: probes &#39;text&#39; has token 99" in page
 

@@ -219,7 +219,7 @@ def test_no_training_pass_of_any_arm_copies_host_data_to_the_device(as_on_a_gpu)
 
 
 def test_no_training_pass_of_any_arm_makes_a_tensor_of_pythons_numbers():
-    """Which shows on a CPU alone."""
+    """Plain numbers show on a CPU alone."""
     assert_no_host_data("cpu")
     for make in (lambda x: x.new_tensor(2.0), lambda x: x[[1]]):
         with HostData("cpu") as watch:

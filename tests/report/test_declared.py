@@ -18,7 +18,7 @@ from birthmark.metrics.quantity import AXES, Column, Quantity
 from birthmark.report.block_table import figures, print_snapshot
 from birthmark.report.csv_files import COLUMNS
 from birthmark.report.notebook import run_html
-from birthmark.report.run_page import build_report, build_run_pages, summarise
+from birthmark.report.run_page import build_pages, build_report, summarise
 from birthmark.report.sections.chain import LINKS
 from birthmark.report.snapshot_page import build_snapshot_page
 from birthmark.report.snapshot_table import print_table
@@ -69,7 +69,7 @@ def run(make_run, tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(run):
     """Texts of its page and of its newest snapshot's."""
-    build_run_pages(run)
+    build_pages([run], run.report)
     return run.report.read_text(), (run.snapshot(9) / "report.html").read_text()
 
 
@@ -217,7 +217,7 @@ def test_a_new_quantity_of_ours_needs_its_declaration_alone(make_run, tmp_path, 
         arrays = snapshot.arrays | {"crowd": np.full((L, H), 0.5 + snapshot.step)}
         bias = snapshot.bias | {"crowd": 0.5 + snapshot.step}
         Snapshot(snapshot.summary | {"bias": bias}, arrays).write(run.snapshot(snapshot.step))
-    build_run_pages(run)
+    build_pages([run], run.report)
     assert values(run.path, "lock-crowd.csv") == [0.5, 5.5]
     assert values(run.path, "lock-crowd-heads.csv") == [0.5] * L * H + [5.5] * L * H
     assert values(run.snapshot(5), "lock-crowd-map.csv") == [5.5] * L * H

@@ -19,7 +19,7 @@ from birthmark.findings.formatting import printable
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.figure import save_figure
-from birthmark.report.run_page import build_report, build_run_pages, summarise
+from birthmark.report.run_page import build_pages, build_report, summarise
 from birthmark.report.sections.preference import ranks
 
 pytestmark = pytest.mark.heavy
@@ -387,7 +387,7 @@ def test_what_a_writer_that_was_killed_has_left_is_removed(tmp_path, make_run):
                 os._exit(9)
         os.waitpid(child, 0)
     assert len([p for p in run.path.rglob(".*") if p.is_dir()]) == 3
-    build_run_pages(run)
+    build_pages([run], run.report)
     assert [p for p in run.path.rglob(".*") if p.is_dir()] == []
 
 
@@ -412,7 +412,7 @@ def test_pages_need_no_matplotlib_and_a_figure_names_its_install_line(tmp_path, 
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
-    build_run_pages(run)
+    build_pages([run], run.report)
     assert run.report.is_file()
     with pytest.raises(UsageError, match=re.escape("pip install matplotlib")):
         save_figure([run], "sink", tmp_path / "sink.pdf")

@@ -24,7 +24,7 @@ from birthmark.metrics.neurons import RATIO_THRESHOLD, Z_THRESHOLD
 from birthmark.metrics.quantities import MEASURED
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.report.run_page import build_run_pages
+from birthmark.report.run_page import build_pages
 from birthmark.report.snapshot_page import build_snapshot_page
 
 pytestmark = pytest.mark.heavy
@@ -215,7 +215,7 @@ def run(few, tmp_path):
 
 
 def test_the_newest_snapshot_has_its_page_beside_the_report(run):
-    build_run_pages(run)
+    build_pages([run], run.report)
     link = re.search(r'<a href="(snapshots/step-00000040/report.html)">step 40</a>', run.report.read_text())[1]
     text = (run.path / link).read_text(encoding="utf-8")
     assert "<h1><small>Birthmark snapshot</small>run · step 40</h1>" in text

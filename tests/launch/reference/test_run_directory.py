@@ -8,7 +8,7 @@ from birthmark.launch.reference import quantities_page, run_directory
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.metrics.quantities import MEASURED
 from birthmark.report.csv_files import COLUMNS
-from birthmark.report.run_page import build_run_pages
+from birthmark.report.run_page import build_pages
 from birthmark.trainer.run import pretrain
 
 
@@ -60,7 +60,7 @@ def test_every_quantity_of_a_snapshot_is_in_a_table_with_what_it_gives():
 def test_figures_that_the_page_of_quantities_names_are_drawn(run):
     page = quantities_page.FILE.read_text(encoding="utf-8")
     drawn = " ".join(re.findall(r"^\*\*Drawn\*\*.*", page, re.MULTILINE))
-    build_run_pages(run)
+    build_pages([run], run.report)
     folders = (run.path, run.snapshot(run.snapshots()[-1].step))
     files = {file.stem for folder in folders for file in (folder / "report-data").iterdir()}
     assert set(re.findall(r"`([\w-]+)`", drawn)) - files == set()

@@ -60,7 +60,7 @@ B, H, T, K = 2, 3, 7, 12
 
 @pytest.fixture(params=["kernel", "torch"])
 def written_by(request, monkeypatch):
-    """What writes bf16 results: our kernel in C, and torch's operators."""
+    """Writers of bf16 results: the kernel in C, and torch's operators."""
     if request.param == "torch":
         monkeypatch.setattr(rotation_module, "_kernel_turns", lambda *_: False)
         return
