@@ -36,7 +36,7 @@ def corpus(tmp_path_factory):
 def config(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "_BACK_OFF_S", 0.01)
     return DataConfig(
-        cache_dir=str(tmp_path / "cache"), token_dtype="uint16", verify="size", val_fraction=0.01, timeout_s=5
+        cache_dir=str(tmp_path / "cache"), token_dtype="uint16", verify="size", val_fraction=0.01, timeout_s=30
     )
 
 
@@ -137,7 +137,7 @@ def test_a_block_that_is_there_is_not_asked_for(config, corpus, serve):
 @pytest.mark.parametrize("fault", ["cut", "fails", "hangs"])
 def test_a_store_that_fails_is_a_line_and_asked_again(config, corpus, serve, capsys, fault):
     answers = Ranges(corpus)
-    config = replace(config, timeout_s=1.5 if fault == "hangs" else 5)
+    config = replace(config, timeout_s=3 if fault == "hangs" else 30)
     here = read(replace(config, path=str(corpus / "a.bin")))
     there = read(replace(config, path=f"{serve(answers)}/a.bin", cache_gb=CACHE_GB))
     spoiled = answers.asked.total() + 1
@@ -146,7 +146,7 @@ def test_a_store_that_fails_is_a_line_and_asked_again(config, corpus, serve, cap
         if number != spoiled:
             return content
         if fault == "hangs":
-            time.sleep(0.8)
+            time.sleep(1.4)
         return {"cut": content[:-1], "fails": b"", "hangs": content}[fault]
 
     answers.spoil = spoil
@@ -157,7 +157,7 @@ def test_a_store_that_fails_is_a_line_and_asked_again(config, corpus, serve, cap
 
 
 def test_what_cannot_be_read_is_one_line(config, store, serve):
-    asked = replace(config, path="memory://big/a.bin", cache_gb=CACHE_GB, timeout_s=0.1)
+    asked = replace(config, path="memory://big/a.bin", cache_gb=CACHE_GB, timeout_s=1)
     there = read(asked)
     store.rm("/big/a.bin")
     with pytest.raises(RunError, match=r"^data\.path: memory://big/a\.bin: cannot be read after \d+ tries"):
@@ -174,7 +174,7 @@ def test_what_cannot_be_read_is_one_line(config, store, serve):
         (f"{whole}/a.bin", "its server answers a range with the whole file; leave out data.cache_gb"),
     ):
         with pytest.raises(UsageError, match=message):
-            read(replace(asked, path=path, timeout_s=5))
+            read(replace(asked, path=path, timeout_s=30))
 
 
 def test_fields_that_do_not_go_with_it():
