@@ -71,6 +71,8 @@ class Traffic(Operators):
     )  # fmt: skip
     #: In place, without a look at what was there.
     WRITES = ("copy_", "fill_", "zero_")
+    #: Of another tensor's type or shape, without a look at its values.
+    LIKE = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 
     def __init__(self):
         super().__init__(self._count)
@@ -83,7 +85,7 @@ class Traffic(Operators):
         # In place: read and written.
         twice = args[0] if name.endswith("_") and name not in self.WRITES else None
         self.operators[name] += 1
-        self.bytes[name] += _nbytes((args, result)) + _nbytes(twice)
+        self.bytes[name] += _nbytes(result if name in self.LIKE else (args, result)) + _nbytes(twice)
 
     @property
     def total(self):

@@ -1,7 +1,8 @@
 """Rotary positions (arXiv 2104.09864): pairs of a head's channels rotate by angles that grow with the position.
 
-A training pass on a CPU keeps only the angles and writes each result once, in the layout of the next reader: autograd
-would join, split and copy the two halves of every head each time. The values are equal to the bit.
+A training pass on a CPU, and every pass on a GPU that is not compiled, keeps only the angles and writes each result
+once, in the layout of the next reader: separate operators would join, split and copy the two halves of every head each
+time. The values are equal to the bit.
 
 Legend: B sequences, H heads, T positions, K head width; P pairs, of channels i and i + P.
 """
@@ -9,6 +10,7 @@ Legend: B sequences, H heads, T positions, K head width; P pairs, of channels i 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .fused.c_library import kernel
-from .fused.kernels import trains_on_cpu
+from .fused.kernels import runs_on, runs_triton, trains_on_cpu
 
 _SOURCE = Path(__file__).with_suffix(".c")
 
@@ -46,11 +48,10 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
     """
     if rotation is None:
         return x_BHTK
-    if trains_on_cpu(x_BHTK):
+    # A compiler makes one kernel of the formula and its neighbours.
+    if trains_on_cpu(x_BHTK) or (_runs_in_triton(x_BHTK, rotation) and not torch.compiler.is_compiling()):
         turned_BHTK: Tensor = _Turn.apply(x_BHTK, rotation)
         return turned_BHTK
-    if x_BHTK.device.type != "cpu" and not torch.is_grad_enabled():
-        return turned_in_place(x_BHTK, rotation)
     return turned(x_BHTK, rotation)
 
 
@@ -65,21 +66,6 @@ def turned(x_BHTK: Tensor, rotation: Tensor) -> Tensor:
     # writes a token at a time pays for their number.
     y = (x * cos + x.roll(width // 2, dims=-1) * sin).to(x_BHTK.dtype)
     return torch.cat([y, *still], dim=-1) if still else y
-
-
-def turned_in_place(x_BHTK: Tensor, rotation: Tensor) -> Tensor:
-    """Apply the formula of :func:`rotate`, bit for bit as :func:`turned`, without a copy of the other channels of all
-    pairs. Its result is written twice, so that no gradient goes through.
-    """
-    cos, sin = rotation.unbind()
-    width = cos.shape[-1]
-    x = x_BHTK[..., :width].to(torch.promote_types(x_BHTK.dtype, cos.dtype))
-    y, away = x * cos, (x * sin).chunk(2, dim=-1)
-    # Of two opposite sines each half has the other's.
-    for half, of_other in zip(y.chunk(2, dim=-1), reversed(away), strict=True):
-        half.sub_(of_other)
-    y = y.to(x_BHTK.dtype)
-    return torch.cat([y, x_BHTK[..., width:]], dim=-1) if width < x_BHTK.shape[-1] else y
 
 
 def _of_pairs(rotation: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
@@ -130,7 +116,31 @@ def _kernel_turns(out_BHTK: Tensor, x_BHTK: Tensor, cos: Tensor, sin: Tensor) ->
     return rows and isinstance(kernel(_SOURCE), ctypes.CDLL)
 
 
-def _turn_into(out_BHTK: Tensor, x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+@torch.library.custom_op("birthmark::turn_in_triton", mutates_args=())
+def _turn_in_triton(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    from .rotation_kernel import turn_into
+
+    out = x.new_empty_strided(x.shape, strides)
+    turn_into(out, x, cos, sin)
+    return out
+
+
+@_turn_in_triton.register_fake
+def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    return x.new_empty_strided(x.shape, strides)
+
+
+def _runs_in_triton(x_BHTK: Tensor, table: Tensor) -> bool:
+    types = x_BHTK.dtype in (torch.bfloat16, torch.float16, torch.float32) and table.dtype == torch.float32
+    return types and x_BHTK.stride(-1) == 1 and runs_triton(x_BHTK)
+
+
+def _written(x_BHTK: Tensor, strides: Sequence[int], cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs of ``x_BHTK`` into a tensor with these strides."""
+    if _runs_in_triton(x_BHTK, cos):
+        found: Tensor = _turn_in_triton(x_BHTK, cos, sin, strides)
+        return found
+    out_BHTK = x_BHTK.new_empty_strided(x_BHTK.shape, strides)
     if _kernel_turns(out_BHTK, x_BHTK, cos, sin):
         _turn_by_kernel(out_BHTK, x_BHTK, cos, sin)
         return out_BHTK
@@ -149,13 +159,14 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BHTK: Tensor, rotation: Tensor) -> Tensor:
         ctx.save_for_backward(rotation)
-        ctx.strides = torch.empty_like(x_BHTK, device="meta").stride()
-        out_BHTK = torch.empty_like(x_BHTK, memory_format=torch.contiguous_format)
-        return _turn_into(out_BHTK, x_BHTK, *_of_pairs(rotation))
+        like = torch.empty_like(x_BHTK, device="meta")
+        ctx.strides = like.stride()
+        # A CPU's attention reads a head at a time, a GPU's all heads of a position.
+        strides = like.contiguous().stride() if runs_on(x_BHTK) == "cpu" else ctx.strides
+        return _written(x_BHTK, strides, *_of_pairs(rotation))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_BHTK: Tensor) -> tuple[Tensor, None]:
         # As the map that gave the queries or keys laid them out: its own gradients read them so.
-        dx_BHTK = torch.empty_strided(d_BHTK.shape, ctx.strides, dtype=d_BHTK.dtype, device=d_BHTK.device)
-        return _turn_into(dx_BHTK, d_BHTK, *_of_pairs(ctx.saved_tensors[0], back=True)), None
+        return _written(d_BHTK, ctx.strides, *_of_pairs(ctx.saved_tensors[0], back=True)), None

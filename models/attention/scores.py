@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .fused.backends import over_heads
-from .fused.kernels import visible_attention, visible_lse, walks_once
+from .fused.kernels import runs_triton, visible_attention, visible_lse
 from .fused.one_walk import walk
 from .positions import Placement
 
@@ -60,7 +60,7 @@ class Scores:
     @property
     def walks_once(self) -> bool:
         """True if output and Σ a² come from one kernel where these queries lie."""
-        return self.joint_squares and walks_once(self.q_BHTK)
+        return self.joint_squares and runs_triton(self.q_BHTK)
 
     @property
     def of_one_query(self) -> bool:

@@ -99,7 +99,7 @@ def counted_pass(way):
 
 
 #: Most operators and GB; those of an observed pass by the ways of reading attention weights.
-PASSES = {"plain": (281, 37.1), "blocks": (1797, 132.5), "walk": (1206, 75)}
+PASSES = {"plain": (209, 31.1), "blocks": (1725, 125.7), "walk": (1134, 68.5)}
 
 
 @pytest.mark.parametrize("way", PASSES)
@@ -119,28 +119,28 @@ def joint(**more):
 
 #: Changes to plain attention; most bytes of it in plain's, forward and backward, and most operators.
 ARMS = {
-    "plain": ({}, 1, 42),
-    "headnorm": ({"attention": AttentionConfig("headnorm")}, 1.04, 45),
-    "headnorm as released": ({"attention": AttentionConfig("headnorm_released")}, 1.25, 70),
-    "analytic": ({"attention": calibrated("analytic")}, 1.04, 58),
-    "exact, one walk": ({"attention": joint()}, 1.07, 66),
-    "exact and ρ, one walk": ({"attention": joint(correlation="estimated")}, 1.09, 100),
-    "exact": ({"attention": calibrated()}, 1.34, 109),
-    "exact and ρ": ({"attention": calibrated(correlation="estimated")}, 1.36, 143),
-    "off by one": ({"attention": AttentionConfig(normaliser="softmax_off_by_one")}, 1.04, 51),
-    "learned sink": ({"attention": AttentionConfig(normaliser="softmax_sink")}, 1.06, 58),
-    "key and value bias": ({"attention": AttentionConfig(kv_bias="key_value")}, 1.23, 84),
-    "four learned keys": ({"attention": AttentionConfig(kv_bias="key_value", kv_bias_tokens=4)}, 1.38, 96),
-    "differential": ({"attention": AttentionConfig("differential_norm", normaliser="differential")}, 1.69, 120),
-    "gate per head": ({"attention": AttentionConfig(gate="head")}, 1.10, 53),
-    "gate per channel": ({"attention": AttentionConfig(gate="channel")}, 1.17, 51),
-    "gate on values": ({"attention": AttentionConfig(gate="channel", gate_at="value")}, 1.17, 51),
-    "norm of values": ({"attention": AttentionConfig(v_norm="head")}, 1.04, 45),
-    "norm of queries and keys": ({"attention": AttentionConfig(qk_norm="head")}, 1.05, 46),
-    "window": ({"attention": AttentionConfig(window=256)}, 1, 42),
-    "prefix": ({"attention": AttentionConfig(prefix=64)}, 1.15, 58),
-    "alibi": ({"positions": "alibi"}, 0.43, 40),
-    "sigmoid": ({"attention": AttentionConfig(normaliser="sigmoid", sigmoid_bias="log_length")}, 6.3, 454),
+    "plain": ({}, 1, 20),
+    "headnorm": ({"attention": AttentionConfig("headnorm")}, 1.1, 23),
+    "headnorm as released": ({"attention": AttentionConfig("headnorm_released")}, 1.67, 48),
+    "analytic": ({"attention": calibrated("analytic")}, 1.08, 36),
+    "exact, one walk": ({"attention": joint()}, 1.17, 44),
+    "exact and ρ, one walk": ({"attention": joint(correlation="estimated")}, 1.25, 78),
+    "exact": ({"attention": calibrated()}, 1.87, 87),
+    "exact and ρ": ({"attention": calibrated(correlation="estimated")}, 1.94, 121),
+    "off by one": ({"attention": AttentionConfig(normaliser="softmax_off_by_one")}, 1.09, 29),
+    "learned sink": ({"attention": AttentionConfig(normaliser="softmax_sink")}, 1.17, 36),
+    "key and value bias": ({"attention": AttentionConfig(kv_bias="key_value")}, 1.64, 62),
+    "four learned keys": ({"attention": AttentionConfig(kv_bias="key_value", kv_bias_tokens=4)}, 2.04, 74),
+    "differential": ({"attention": AttentionConfig("differential_norm", normaliser="differential")}, 2.9, 98),
+    "gate per head": ({"attention": AttentionConfig(gate="head")}, 1.28, 31),
+    "gate per channel": ({"attention": AttentionConfig(gate="channel")}, 1.46, 29),
+    "gate on values": ({"attention": AttentionConfig(gate="channel", gate_at="value")}, 1.46, 29),
+    "norm of values": ({"attention": AttentionConfig(v_norm="head")}, 1.1, 23),
+    "norm of queries and keys": ({"attention": AttentionConfig(qk_norm="head")}, 1.2, 26),
+    "window": ({"attention": AttentionConfig(window=256)}, 1, 20),
+    "prefix": ({"attention": AttentionConfig(prefix=64)}, 1.41, 36),
+    "alibi": ({"positions": "alibi"}, 1.18, 40),
+    "sigmoid": ({"attention": AttentionConfig(normaliser="sigmoid", sigmoid_bias="log_length")}, 16.2, 440),
 }
 
 
@@ -160,7 +160,7 @@ def counted_arm(changes):
 def test_an_arm_moves_few_bytes_more_than_plain_attention(as_on_a_gpu):
     counted = {name: counted_arm(changes) for name, (changes, *_) in ARMS.items()}
     plain = counted["plain"].total[1]
-    assert plain <= 9.7
+    assert plain <= 3.5
     found = {name: (traffic.total[1] / plain, traffic.total[0]) for name, traffic in counted.items()}
     most = {name: (ratio + 1e-9, operators) for name, (_, ratio, operators) in ARMS.items()}
     assert {name: at for name, at in found.items() if any(x > y for x, y in zip(at, most[name], strict=True))} == {}
@@ -239,6 +239,7 @@ def test_no_training_pass_of_any_arm_makes_a_tensor_of_pythons_numbers():
         (lambda x, y: x * x, 1, 2 * 400),
         (lambda x, y: x.T[3:5].view(2, 10), 0, 0),
         (lambda x, y: torch.empty_like(x), 0, 0),
+        (lambda x, y: x.new_zeros(5), 1, 20),
         (lambda x, y: x * y[:1].expand(10, 10), 1, 2 * 400 + 40),
         (lambda x, y: x.bfloat16(), 1, 400 + 200),
         (lambda x, y: torch._foreach_add_([x, y], 1), 1, 4 * 400),

@@ -42,6 +42,11 @@ def trains_on_cpu(*tensors: Tensor) -> bool:
     return wanted and runs_on(tensors[0]) == "cpu" and not torch.compiler.is_compiling()
 
 
+def runs_triton(x: Tensor) -> bool:
+    """Return True if kernels in Triton run where a tensor lies. A plan assumes so."""
+    return runs_on(x) == "cuda" and (chosen_for is not None or not one_walk.why_not("cuda"))
+
+
 def _runs_c_kernel(q: Tensor, causal: bool = True) -> bool:
     return causal and runs_on(q) == "cpu" and q.dtype == torch.bfloat16
 
@@ -121,11 +126,6 @@ def attention_beside(
         q_BHTK, k_BGTK, v_BGTK, others_BHT, value_of_others, backend, scale, True, None
     )
     return found
-
-
-def walks_once(q_BHTK: Tensor) -> bool:
-    """Return True if the kernel of one walk (``one_walk.py``) runs where these queries lie. A plan assumes so."""
-    return runs_on(q_BHTK) == "cuda" and (chosen_for is not None or not one_walk.why_not("cuda"))
 
 
 def attention_with_squares(
