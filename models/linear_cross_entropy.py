@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .attention.fused.kernels import runs_on
+from .devices import runs_on
 from .experts.routing_losses import RoutingCost
 
 #: A target that counts nowhere.

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map
 
 from ..data.packing import DocumentBorders
 from ..errors import UsageError
+from ..models import devices
 from ..models.attention.context_parallel import ContextGroup
-from ..models.attention.fused import kernels
 from ..models.attention.fused.backends import FusedAttention, backend_for
 from ..models.birth import Sharder, empty_decoder
 from ..models.decoder import Decoder
@@ -92,7 +92,7 @@ def as_on(device: str) -> Iterator[None]:
     """Run passes over CPU tensors as on ``cuda``, or unchanged for ``cpu``. Only for fake tensors: the stand-ins for a
     GPU's kernels compute no values.
     """
-    kernels.chosen_for = device
+    devices.chosen_for = device
     try:
         if device == "cpu":
             yield
@@ -100,7 +100,7 @@ def as_on(device: str) -> Iterator[None]:
             with _OnGPU():
                 yield
     finally:
-        kernels.chosen_for = None
+        devices.chosen_for = None
 
 
 # ---------------------------------------------------------------- rehearsal of one optimizer step of a planned run

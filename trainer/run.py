@@ -32,10 +32,10 @@ from ..measure.measurement import check_attention_weights
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
 from ..models.adapters import base_digest
-from ..models.attention.fused import one_walk
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
 from ..models.decoder import Decoder
+from ..models.devices import why_not_triton
 from ..report.terminal import say
 from .checkpoints.folder_io import FolderCheckpointIO
 from .checkpoints.upload import Uploader
@@ -236,7 +236,7 @@ def _print_start(
         )
     for line in decisions(asked.trainer, settings, device):
         say(console, line)
-    if config.model.attention.calibration.squares == "joint" and (why := one_walk.why_not(device.type)):
+    if config.model.attention.calibration.squares == "joint" and (why := why_not_triton(device.type)):
         line = f"n_eff: by another attention, model.attention.calibration.squares joint does not run ({why})"
         say(console, line)
     if console.is_terminal:

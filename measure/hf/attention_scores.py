@@ -270,7 +270,7 @@ class Attending:
 
     def weighed(self) -> WeightedSum:
         """Sum the values by weights that can be read."""
-        extra = [] if self.sinks_H is None else [ExtraKey(self._sinks_BHT)]
+        extra = [] if self.sinks_H is None else [ExtraKey(self._sinks_BHT[..., None])]
         found = _SOFTMAX(self.scores, self.v_BGSK, extra, needs_weights=True, needs_squares=False)
         assert isinstance(found, WeightedSum)
         return found

@@ -13,11 +13,12 @@ from typing_extensions import override
 
 from ...errors import UsageError
 from ..config import InitConfig, ModelConfig
+from ..devices import runs_on
 from ..init import INITIALISERS, Constant, Distribution, ParameterRole, Role, birth_plan, parameter_roles
 from ..user_classes import import_user_class, in_words, is_user_class
 from .correlation import CORRELATIONS
 from .differential import initial_lambda
-from .fused.kernels import runs_on
+from .fused.rows import scaled
 from .normalisers import WeightedSum
 
 # ---------------------------------------------------------------- parts by name
@@ -89,25 +90,41 @@ class HeadNorm(PlainAggregation):
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Normalise every head at every position to RMS 1, then apply the gain."""
-        o = weighted.o_BHTK
-        if runs_on(o) == "cuda":
-            # One kernel, in float32 inside. Autocast would hand it a float32 copy.
-            with torch.autocast(o.device.type, enabled=False):
-                o_BTHK = F.rms_norm(o.transpose(1, 2), self.gain.shape, self.gain.to(o.dtype), self.eps)
-            return o_BTHK.transpose(1, 2)
-        # On a CPU, rows as short as a head cost the library's norm more than all of the arithmetic.
-        return o * _inverse_rms(o, self.eps) * self.gain.to(o.dtype)
+        return _normed(weighted.o_BHTK, self.gain, self.eps)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Start the gain at 1."""
         return {"gain": Constant(1.0)}
 
 
-def _inverse_rms(o_BHTK: Tensor, eps: float) -> Tensor:
-    """Compute ``1/√(RMS² + eps)`` of every head's output, ``[B, H, T, 1]``, in float32 or wider."""
-    wide = torch.promote_types(o_BHTK.dtype, torch.float32)
-    size_BHT1 = torch.linalg.vector_norm(o_BHTK, dim=-1, keepdim=True, dtype=wide)
-    return (size_BHT1.square() / o_BHTK.shape[-1] + eps).rsqrt().to(o_BHTK.dtype)
+def _normed(o_BHTK: Tensor, gain: Tensor, eps: float, n_together: int = 1, times: float = 1.0) -> Tensor:
+    """Divide head outputs by ``√(RMS² + eps)`` over ``n_together`` neighbouring heads, times a number and a gain.
+
+    Args:
+        o_BHTK: head outputs.
+        gain: one for each channel of the heads that are normalised together, or ``[H, K]``.
+        eps: added to the mean square.
+        n_together: heads of one RMS.
+        times: factor of all.
+    """
+    of_each = gain.ndim == 2
+    if runs_on(o_BHTK) == "cuda":
+        # One kernel, in float32 inside. Autocast would hand it a float32 copy.
+        with torch.autocast(o_BHTK.device.type, enabled=False):
+            o_BTGC = o_BHTK.transpose(1, 2).unflatten(2, (-1, n_together)).flatten(3)
+            of_all = o_BTGC.new_ones(o_BTGC.shape[-1]) if of_each else gain if times == 1 else gain * times
+            o_BTGC = F.rms_norm(o_BTGC, of_all.shape, of_all.to(o_BTGC.dtype), eps)
+        o_BHTK = o_BTGC.unflatten(3, (n_together, -1)).flatten(2, 3).transpose(1, 2)
+        return o_BHTK * gain[:, None].to(o_BHTK.dtype) if of_each else o_BHTK
+    # On a CPU, rows as short as a head cost the library's norm more than all of the arithmetic.
+    size_BHT = torch.linalg.vector_norm(o_BHTK, dim=-1, dtype=torch.promote_types(o_BHTK.dtype, torch.float32))
+    square_BHT = size_BHT.square() / o_BHTK.shape[-1]
+    if n_together > 1:
+        square_BHT = square_BHT.unflatten(1, (-1, n_together)).mean(2).repeat_interleave(n_together, dim=1)
+        gain = gain.view(n_together, -1).repeat(o_BHTK.shape[1] // n_together, 1)
+    scale_BHT = (square_BHT + eps).rsqrt() * times
+    gain = gain[:, None] if gain.ndim == 2 else gain
+    return o_BHTK * scale_BHT[..., None].to(o_BHTK.dtype) * gain.to(o_BHTK.dtype)
 
 
 class ReleasedHeadNorm(PlainAggregation):
@@ -124,8 +141,7 @@ class ReleasedHeadNorm(PlainAggregation):
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Normalise every head at every position to RMS 1, then apply the gain."""
-        o = weighted.o_BHTK
-        return o * _inverse_rms(o, self.config.norm_eps) * self.gain[:, None].to(o.dtype)
+        return _normed(weighted.o_BHTK, self.gain, self.config.norm_eps)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Start the gain at the standard deviation of a newborn value map's outputs for inputs of RMS 1.
@@ -161,12 +177,7 @@ class DifferentialNorm(PlainAggregation):
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Normalise every pair at every position to RMS 1 − λ_init, then apply the gain."""
-        o = weighted.o_BHTK
-        size_BHT = torch.linalg.vector_norm(o, dim=-1, dtype=torch.promote_types(o.dtype, torch.float32))
-        square_BHT = size_BHT.square().unflatten(1, (-1, 2)).mean(2).repeat_interleave(2, dim=1) / o.shape[-1]
-        scale_BHT = (square_BHT + self.eps).rsqrt() * self.kept
-        gain_HK = self.gain.view(2, -1).repeat(o.shape[1] // 2, 1)
-        return o * scale_BHT[..., None].to(o.dtype) * gain_HK[:, None].to(o.dtype)
+        return _normed(weighted.o_BHTK, self.gain, self.eps, n_together=2, times=self.kept)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Start the gain at 1."""
@@ -199,7 +210,7 @@ class AnalyticCalibration(PlainAggregation):
             variance = rho + (1 - rho) * self.squares(weighted).clamp_min(_SMALLEST_SQUARES)
             reference = 1.0 if self.t_ref is None else rho + (1 - rho) / self.t_ref
             factor = (reference / variance).sqrt()
-        return weighted.o_BHTK * factor[..., None].to(weighted.o_BHTK.dtype)
+        return scaled(weighted.o_BHTK, factor)
 
 
 class ExactCalibration(AnalyticCalibration):

@@ -20,7 +20,7 @@ from ..init import Constant, Distribution, ParameterRole
 from .fused.backends import over_heads
 from .fused.blockwise import clipped_rows, softmax_rows, softpick_rows
 from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside
-from .scores import ExtraKey, Scores, lse_of_extra, value_of_extra
+from .scores import ExtraKey, Scores, joined, lse_of_extra
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
 
 _QUERY_BLOCK = 256
@@ -98,7 +98,7 @@ class FusedSoftmax(WeightedSum):
             )
         elif self.plain and others_BHT is not None:
             self.o_BHTK, self._lse_BHT, self._total_BHT = attention_beside(
-                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale, others_BHT, value_of_extra(extra, others_BHT)
+                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale, *joined(extra)
             )
             return
         else:
@@ -113,7 +113,7 @@ class FusedSoftmax(WeightedSum):
                     self._squares_BHT = self._squares_BHT * (2 * (self._lse() - self._total_BHT)).exp()
             for key in extra:
                 if (values := key.values()) is not None:
-                    share_BHT = (key.score_BHT - self._total_BHT).exp().to(o.dtype)
+                    share_BHT = (key.score - self._total_BHT).exp().to(o.dtype)
                     o = o + share_BHT[..., None] * values.to(o.dtype)
         self.o_BHTK = o
 
@@ -148,12 +148,12 @@ class FusedSoftmax(WeightedSum):
 
     @override
     def squares_without_value(self) -> Tensor | None:
-        squares = [(2 * (key.score_BHT - self._total())).exp() for key in self.extra if key.value is None]
+        squares = [(2 * (key.score - self._total())).exp() for key in self.extra if key.value_HNK is None]
         return sum(squares[1:], squares[0]) if squares else None
 
     @override
     def prefix_share(self) -> Tensor | None:
-        shares = [(key.score_BHT - self._total()).exp() for key in self.extra if key.of_prefix]
+        shares = [(key.score - self._total()).exp() for key in self.extra if key.of_prefix]
         return sum(shares[1:], shares[0]) if shares else None
 
 
@@ -195,7 +195,7 @@ class Explicit(WeightedSum):
         scores, seen = self.scores.block(start, stop)
         if reader is not None:
             reader.read_scores(EVERYTHING, scores.masked_fill(~seen, -torch.inf))
-        return self.weigh(scores, seen, [key.score_BHT[:, :, start:stop, None].to(scores.dtype) for key in self.extra])
+        return self.weigh(scores, seen, [key.score[:, :, start:stop, None].to(scores.dtype) for key in self.extra])
 
     @override
     def rows(self, start: int, stop: int) -> Tensor:
@@ -211,7 +211,7 @@ class Explicit(WeightedSum):
 
     @override
     def squares_without_value(self) -> Tensor | None:
-        return self._sum_over_extra([key.value is None for key in self.extra], power=2)
+        return self._sum_over_extra([key.value_HNK is None for key in self.extra], power=2)
 
     @override
     def prefix_share(self) -> Tensor | None:
@@ -311,7 +311,7 @@ class OffByOne(Softmax):
 
     def extra_keys(self, scores: Scores) -> list[ExtraKey]:
         """Return one key of score 0 and value 0."""
-        return [ExtraKey(scores.q_BHTK.new_zeros(scores.q_BHTK.shape[:3], dtype=torch.float32))]
+        return [ExtraKey(scores.q_BHTK.new_zeros((*scores.q_BHTK.shape[:3], 1), dtype=torch.float32))]
 
 
 class LearnedSink(Softmax):
@@ -328,7 +328,7 @@ class LearnedSink(Softmax):
 
     def extra_keys(self, scores: Scores) -> list[ExtraKey]:
         """Return one key of score b and value 0."""
-        return [ExtraKey(self.logit[:, None].expand(scores.q_BHTK.shape[:3]))]
+        return [ExtraKey(self.logit[:, None, None].expand((*scores.q_BHTK.shape[:3], 1)))]
 
 
 class Softpick(Softmax):

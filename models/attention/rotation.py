@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices import fuses_rows, runs_on, trains_on_cpu
 from .fused.c_library import kernel
-from .fused.kernels import runs_on, runs_triton, trains_on_cpu
 
 _SOURCE = Path(__file__).with_suffix(".c")
 
@@ -49,7 +49,7 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
     if rotation is None:
         return x_BHTK
     # A compiler makes one kernel of the formula and its neighbours.
-    if trains_on_cpu(x_BHTK) or (_runs_in_triton(x_BHTK, rotation) and not torch.compiler.is_compiling()):
+    if trains_on_cpu(x_BHTK) or _runs_in_triton(x_BHTK, rotation):
         turned_BHTK: Tensor = _Turn.apply(x_BHTK, rotation)
         return turned_BHTK
     return turned(x_BHTK, rotation)
@@ -131,8 +131,7 @@ def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, strides: Sequence[i
 
 
 def _runs_in_triton(x_BHTK: Tensor, table: Tensor) -> bool:
-    types = x_BHTK.dtype in (torch.bfloat16, torch.float16, torch.float32) and table.dtype == torch.float32
-    return types and x_BHTK.stride(-1) == 1 and runs_triton(x_BHTK)
+    return table.dtype == torch.float32 and fuses_rows(x_BHTK)
 
 
 def _written(x_BHTK: Tensor, strides: Sequence[int], cos: Tensor, sin: Tensor) -> Tensor:

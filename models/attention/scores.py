@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
-from typing import NamedTuple
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..devices import runs_triton
 from .fused.backends import over_heads
-from .fused.kernels import runs_triton, visible_attention, visible_lse
+from .fused.kernels import visible_attention, visible_lse
 from .fused.one_walk import walk
+from .fused.rows import products
 from .positions import Placement
 
 # ---------------------------------------------------------------- the scores of one attention
@@ -218,22 +219,31 @@ _SLOPE_CHANNELS = 8
 # Legend: B sequences, H query heads, G key/value heads, T queries, N learned keys, K head width.
 
 
-class ExtraKey(NamedTuple):
-    """A key that every query sees and that belongs to no token."""
+@dataclass(frozen=True, eq=False)
+class ExtraKey:
+    """A key that every query sees and that belongs to no token; or several, which act as one in a softmax: its score is
+    their log-sum-exp, its value their joint value.
+    """
 
-    score_BHT: Tensor
-    value: Tensor | None = None
-    """``[H, K]``; or, of a key that stands for several, ``[B, H, T, K]``; None: zero."""
+    score_BHTN: Tensor
+    """Float32 or wider."""
+    value_HNK: Tensor | None = None
+    """None: zero."""
     of_prefix: bool = False
     """True if it belongs to the prefix of an adapter."""
+
+    @cached_property
+    def score(self) -> Tensor:
+        """Score of the key, or log-sum-exp of the scores, ``[B, H, T]``."""
+        return self.score_BHTN[..., 0] if self.score_BHTN.shape[-1] == 1 else self.score_BHTN.logsumexp(-1)
 
     def values(self, start: int = 0, stop: int | None = None) -> Tensor | None:
         """Return the values that the queries ``start … stop − 1`` read from it, broadcastable to ``[B, H, queries,
         K]``.
         """
-        if self.value is None:
-            return None
-        return self.value[:, None] if self.value.ndim == 2 else self.value[:, :, start:stop]
+        if self.value_HNK is None or self.value_HNK.shape[1] == 1:
+            return self.value_HNK
+        return self.score_BHTN[:, :, start:stop].softmax(-1) @ self.value_HNK
 
 
 def learned_keys(
@@ -245,8 +255,7 @@ def learned_keys(
         scores: scores of the tokens.
         key_GNK: the keys; grouped keys without repeats.
         value_GNK: their values; None: zero.
-        as_one: replace all by one key, which is exact in a softmax: its score is their log-sum-exp, its value their
-            joint value.
+        as_one: replace all by one key, which is exact in a softmax.
         of_prefix: the keys are the prefix of an adapter.
     """
     q_BHTK, n_keys = scores.q_BHTK, key_GNK.shape[1]
@@ -255,32 +264,32 @@ def learned_keys(
     def of_heads(x_GNK: Tensor) -> Tensor:
         return over_heads(x_GNK[None], q_BHTK.shape[1])[0].to(wide)
 
-    key_HNK, value_HNK = of_heads(key_GNK), None if value_GNK is None else of_heads(value_GNK)
-    with torch.autocast(q_BHTK.device.type, enabled=False):
-        score_BHTN = q_BHTK.to(wide) @ key_HNK.mT * scores.scale
-        if as_one and n_keys > 1:
-            value_BHTK = None if value_HNK is None else score_BHTN.softmax(-1) @ value_HNK
-            return [ExtraKey(score_BHTN.logsumexp(-1), value_BHTK, of_prefix)]
-    values = [None] * n_keys if value_HNK is None else value_HNK.unbind(1)
-    return [ExtraKey(score, value, of_prefix) for score, value in zip(score_BHTN.unbind(-1), values, strict=True)]
+    value_HNK = None if value_GNK is None else of_heads(value_GNK)
+    score_BHTN = products(q_BHTK, of_heads(key_GNK)) * scores.scale
+    if as_one or n_keys == 1:
+        return [ExtraKey(score_BHTN, value_HNK, of_prefix)]
+    values = [None] * n_keys if value_HNK is None else value_HNK.split(1, dim=1)
+    return [ExtraKey(score, value, of_prefix) for score, value in zip(score_BHTN.split(1, -1), values, strict=True)]
 
 
 def lse_of_extra(extra: list[ExtraKey]) -> Tensor | None:
     """Compute the log-sum-exp of the scores of the extra keys ``[B, H, T]``; None without any."""
-    scores = [key.score_BHT.to(torch.promote_types(key.score_BHT.dtype, torch.float32)) for key in extra]
+    scores = [key.score.to(torch.promote_types(key.score.dtype, torch.float32)) for key in extra]
     return reduce(torch.logaddexp, scores) if scores else None
 
 
-def value_of_extra(extra: list[ExtraKey], others_BHT: Tensor) -> Tensor | None:
-    """Compute the joint value of the extra keys, broadcastable to ``[B, H, T, K]``, given the log-sum-exp of their
-    scores; None if none has a value.
+def joined(extra: list[ExtraKey]) -> tuple[Tensor, Tensor | None]:
+    """Join the scores ``[B, H, T, N]`` and values ``[H, N, K]`` of extra keys; None in place of values if no key has
+    one.
     """
-    if len(extra) == 1:
-        value = extra[0].values()
-        return value if value is None or value.ndim == 4 else value[None]
-    brought = [
-        (key.score_BHT - others_BHT).exp()[..., None].to(values.dtype) * values
-        for key in extra
-        if (values := key.values()) is not None
+    wide = torch.promote_types(extra[0].score_BHTN.dtype, torch.float32)
+    scores = [key.score_BHTN.to(wide) for key in extra]
+    of_one = next((key.value_HNK for key in extra if key.value_HNK is not None), None)
+    if of_one is None or len(extra) == 1:
+        return torch.cat(scores, -1) if len(extra) > 1 else scores[0], of_one
+    sizes = [(len(of_one), key.score_BHTN.shape[-1], of_one.shape[-1]) for key in extra]
+    values = [
+        of_one.new_zeros(size) if key.value_HNK is None else key.value_HNK
+        for key, size in zip(extra, sizes, strict=True)
     ]
-    return sum(brought[1:], brought[0]) if brought else None
+    return torch.cat(scores, -1), torch.cat(values, 1)

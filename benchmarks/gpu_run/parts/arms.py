@@ -16,11 +16,12 @@ from device import in_turn
 from libraries import Shape, model_fields
 from record import FAILED
 
-from birthmark.models.attention.fused import one_walk
 from birthmark.models.attention.fused.kernels import attention_with_squares
+from birthmark.models.attention.fused.one_walk import walk
 from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
+from birthmark.models.devices import why_not_triton
 
 from ..case import Case, Setting, breaks_device, one_line
 from . import mixtures
@@ -55,7 +56,7 @@ def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) 
     shape = Shape(width, 1, width // d_head, 0, 64, 64, seq_len, batch)
     steps: dict[str, dict[str, Callable[[], float]]] = {}
     fused = {}
-    why_not = one_walk.why_not(device.type)
+    why_not = why_not_triton(device.type)
     for name, fields in {**{name: fields for name, (fields, _) in ARMS.items()}, **ONE_WALK}.items():
         config = ModelConfig(**{**model_fields(shape), **fields})
         fused[name] = explicit_because(config) is None
@@ -94,7 +95,7 @@ def _tiles(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting)
     """
     device, n_heads = torch.device(setting.device), width // d_head
     table = f"Attention with Σa² alone, bf16, {tokens} tokens, T {seq_len}, {n_heads} heads of {d_head}"
-    if why_not := one_walk.why_not(device.type):
+    if why_not := why_not_triton(device.type):
         yield {"table": table, "tiles": "all", "note": f"not run: {why_not}"}
         return
     from birthmark.models.attention.fused import one_walk_kernel
@@ -109,7 +110,7 @@ def _tiles(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting)
         def run() -> float:
             one_walk_kernel.TILES = tiles or usual
             try:
-                attend = attention_with_squares if tiles is None else one_walk.walk
+                attend = attention_with_squares if tiles is None else walk
                 out, lse, squares = attend(q, k, v, d_head**-0.5)
                 torch.autograd.grad([out, lse, squares], [q, k, v], [d_out, d_sums, d_sums])
             finally:

@@ -6,12 +6,12 @@ log-sum-exp, and all of them compute Δ from the O that they receive. So they ge
 dO is ``Δ − g``: no channel is added, and no operator runs on a wider head than in the forward pass. A row whose dO is 0
 gets 1e-15 instead, too little to change any gradient of that row.
 
-Keys beside the tokens', given by the log-sum-exp of their scores and by their joint value, cost little. With the whole
-softmax's output in place of O and the log-sum-exp over all keys in place of the tokens', the operators' backward passes
-give the gradients of the tokens in the whole softmax: they recompute the weights from the log-sum-exp that they
-receive.
+Keys beside the tokens', given by their scores and values, cost little. With the whole softmax's output in place of O
+and the log-sum-exp over all keys in place of the tokens', the operators' backward passes give the gradients of the
+tokens in the whole softmax: they recompute the weights from the log-sum-exp that they receive.
 
-Legend: B sequences, H query heads, G key/value heads, T positions, K head width, V that of values.
+Legend: B sequences, H query heads, G key/value heads, T positions, N keys beside the tokens', K head width, V that of
+values.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....errors import UsageError
+from .rows import sums_of_gradient, with_vectors
 
 # ---------------------------------------------------------------- grouped heads
 # Keys and values that several query heads share (grouped-query attention, arXiv 2305.13245).
@@ -297,21 +298,19 @@ def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> t
     return out.clone().addcmul_(d_out, share, value=-1), d_out
 
 
-def _weighed(d_out_BHTK: Tensor, weight_BHT: Tensor, like: Tensor) -> Tensor:
-    """Sum ``weight · d_out`` over the axes along which ``like`` is broadcast."""
-    weight_BHT = weight_BHT.to(d_out_BHTK.dtype)
-    if like.shape[0] == 1 and like.shape[2] == 1:
-        return torch.einsum("bht,bhtk->hk", weight_BHT, d_out_BHTK)[None, :, None]
-    return (d_out_BHTK * weight_BHT[..., None]).sum_to_size(like.shape)
+def beside_others(lse_BHT: Tensor, others_BHTN: Tensor) -> Tensor:
+    """Return the log-sum-exp over all keys ``[B, H, T]``, from that of tokens and the scores of the others."""
+    others_BHT = others_BHTN[..., 0] if others_BHTN.shape[-1] == 1 else others_BHTN.logsumexp(-1)
+    return torch.logaddexp(lse_BHT, others_BHT)
 
 
 class FusedAttention(torch.autograd.Function):
     """Softmax attention on the operators of a :class:`Backend`.
 
     Returns the output ``[B, H, T, V]``, the log-sum-exp of the tokens' scores ``[B, H, T]``, and the log-sum-exp over
-    all keys. Keys beside the tokens' are given by the log-sum-exp of their scores ``[B, H, T]`` and by their joint
-    value, broadcastable to the output, if it is not 0. With such keys the output is the whole softmax's; without them
-    both log-sum-exps are the same tensor.
+    all keys. Keys beside the tokens' are given by their scores ``[B, H, T, N]`` and by their values ``[H, N, V]``, if
+    these are not 0. With such keys the output is the whole softmax's; without them both log-sum-exps are the same
+    tensor.
     """
 
     @staticmethod
@@ -321,7 +320,7 @@ class FusedAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         others: Tensor | None,
-        value_of_others: Tensor | None,
+        values_of_others: Tensor | None,
         backend: Backend,
         scale: float,
         causal: bool,
@@ -330,21 +329,19 @@ class FusedAttention(torch.autograd.Function):
         """Save the tensors that the operator's backward pass needs; grouped keys and values without repeats."""
         ctx.widths, ctx.how = (q.shape[-1], v.shape[-1]), (scale, causal, window)
         ctx.backend, ctx.beside = backend, others is not None
-        ctx.brings = value_of_others is not None
+        ctx.brings = values_of_others is not None
         q, k, v = backend.padded(q, k, v)
         out, lse, more = backend.forward(q, k, v, *ctx.how)
         lse_BHT, total = lse[..., : q.shape[2]], None
         beside: tuple[Tensor, ...] = ()
         if others is not None:
-            total = torch.logaddexp(lse_BHT, others)
-            # In the layout that the operator gave it, as the first operand has it.
-            out = out * (lse_BHT - total).exp_()[..., None].to(out.dtype)
+            total = beside_others(lse_BHT, others)
             beside = (lse_BHT, others)
-            if value_of_others is not None:
-                share = (others - total).exp_()[..., None].to(out.dtype)
-                value_of_others = _widened(value_of_others.to(out.dtype), out.shape[-1] - ctx.widths[1])
-                out.addcmul_(share, value_of_others)
-                beside = (*beside, value_of_others)
+            if values_of_others is not None:
+                values_of_others = _widened(values_of_others, out.shape[-1] - ctx.widths[1])
+                beside = (*beside, values_of_others)
+            shares = (others - total[..., None]).exp_()
+            out = with_vectors(out, (lse_BHT - total).exp_(), shares, values_of_others)
             # Padded as the operator's own is.
             lse = _widened(total, lse.shape[2] - q.shape[2], torch.inf)
         ctx.save_for_backward(q, k, v, out, lse, *beside, *more)
@@ -353,27 +350,30 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of queries, keys, values, and of the other keys' log-sum-exp and value."""
+        """Compute the gradients of queries, keys, values, and of the other keys' scores and values."""
         q, k, v, out, lse, *more = ctx.saved_tensors
         d_out, d_lse, d_total = grads
-        d_others = d_value = None
+        d_others = d_values = values = None
         width, width_of_values = ctx.widths
         if d_out is not None:
             d_out = _widened(d_out.to(q.dtype), out.shape[-1] - width_of_values)
         if ctx.beside:
             lse_tokens, others, *more = more
             total = lse[..., : q.shape[2]]
-            share, away = (others - total).exp(), -out
             if ctx.brings:
-                value, *more = more
-                away = value - out
-                if d_out is not None and ctx.needs_input_grad[4]:
-                    d_value = _weighed(d_out, share, value)[..., :width_of_values]
-            if ctx.needs_input_grad[3]:
-                d_whole = torch.zeros_like(total) if d_total is None else d_total
+                values, *more = more
+            if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
+                shares = (others - total[..., None]).exp()
+                d_shares = torch.zeros_like(shares) if d_total is None else d_total[..., None].expand_as(shares)
                 if d_out is not None:
-                    d_whole = d_whole + (d_out * away).sum(-1, dtype=total.dtype)
-                d_others = d_whole * share
+                    sums = sums_of_gradient(d_out, out, shares, values)
+                    d_shares = d_shares - sums.by_o_BHT[..., None]
+                    if values is not None:
+                        assert sums.by_v_BHTN is not None
+                        assert sums.v_HNK is not None
+                        d_shares = d_shares + sums.by_v_BHTN
+                        d_values = sums.v_HNK[..., :width_of_values].to(values.dtype)
+                d_others = d_shares * shares
             if d_lse is not None:
                 # The weights in the softmax over tokens are those in the whole one, times a number for each row.
                 d_lse = d_lse * (total - lse_tokens).exp()
@@ -386,4 +386,4 @@ class FusedAttention(torch.autograd.Function):
         of_each = ctx.backend.backward(d_out, q, k, v, out, lse, tuple(more), *ctx.how)
         dq, dk = (x[..., :width] for x in of_each[:2])
         dv = of_each[2][..., :width_of_values] if ctx.needs_input_grad[2] else None
-        return dq, dk, dv, d_others, d_value, None, None, None, None
+        return dq, dk, dv, d_others, d_values, None, None, None, None

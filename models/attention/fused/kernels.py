@@ -4,7 +4,8 @@ The log-sum-exp of a row's scores gives every weight of the row afterwards, ``a[
 attentions over different keys merge by their log-sum-exps, so all code that needs weights, or merges a row from several
 attentions (windows, prefixes, extra keys), uses it in place of the matrix.
 
-Legend: B sequences, H query heads, G key/value heads, T positions, K head width.
+Legend: B sequences, H query heads, G key/value heads, T positions, N keys beside the
+tokens', K head width.
 """
 
 from __future__ import annotations
@@ -15,36 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...devices import runs_on
 from ..document_mask import Documents
-from . import native, one_walk
-from .backends import FusedAttention, as_wide, backend_for, over_heads
+from . import native
+from .backends import FusedAttention, as_wide, backend_for, beside_others, over_heads
 from .blockwise import causal_blocks, keeps_weights
-
-#: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.
-chosen_for: str | None = None
+from .rows import scaled
 
 #: Channels of unused values, for kernels that take fewer for values than for keys.
 _FEW_CHANNELS = 16
 #: Channels of a head beyond which a GPU's kernels multiply more slowly.
 _WIDE = 128
-
-
-def runs_on(x: Tensor) -> str:
-    """Type of the device of a tensor, or of the one that a pass is planned for."""
-    return chosen_for or x.device.type
-
-
-def trains_on_cpu(*tensors: Tensor) -> bool:
-    """Return True if any of these needs a gradient in a step on a CPU that is not compiled, for which this project's
-    backward passes of cheap operators exist.
-    """
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return wanted and runs_on(tensors[0]) == "cpu" and not torch.compiler.is_compiling()
-
-
-def runs_triton(x: Tensor) -> bool:
-    """Return True if kernels in Triton run where a tensor lies. A plan assumes so."""
-    return runs_on(x) == "cuda" and (chosen_for is not None or not one_walk.why_not("cuda"))
 
 
 def _runs_c_kernel(q: Tensor, causal: bool = True) -> bool:
@@ -93,7 +75,7 @@ def set_beside(out_BHTK: Tensor, lse_BHT: Tensor, others_BHT: Tensor) -> tuple[T
     over all keys ``[B, H, T]``. Takes output and log-sum-exp over tokens, and the log-sum-exp of the others.
     """
     total_BHT = torch.logaddexp(lse_BHT, others_BHT)
-    return out_BHTK * (lse_BHT - total_BHT).exp()[..., None].to(out_BHTK.dtype), total_BHT
+    return scaled(out_BHTK, (lse_BHT - total_BHT).exp()), total_BHT
 
 
 def attention_beside(
@@ -101,8 +83,8 @@ def attention_beside(
     k_BGTK: Tensor,
     v_BGTK: Tensor,
     scale: float,
-    others_BHT: Tensor,
-    value_of_others: Tensor | None = None,
+    others_BHTN: Tensor,
+    values_HNK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute causal attention over tokens and over further keys. Return the output ``[B, H, T, K]``, and the
     log-sum-exps of the scores of tokens and of all keys ``[B, H, T]``. All carry gradients.
@@ -112,18 +94,20 @@ def attention_beside(
         k_BGTK: keys of the tokens.
         v_BGTK: their values.
         scale: scale of the scores.
-        others_BHT: log-sum-exp of the scores of the other keys, float32 or wider.
-        value_of_others: joint value of those keys, broadcastable to the output; None: zero.
+        others_BHTN: scores of the other keys, float32 or wider.
+        values_HNK: values of those keys; None: zero.
     """
     if _runs_c_kernel(q_BHTK):
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
-        out, total = set_beside(out, lse, others_BHT)
-        if value_of_others is not None:
-            out = out + (others_BHT - total).exp()[..., None].to(out.dtype) * value_of_others.to(out.dtype)
+        total = beside_others(lse, others_BHTN)
+        out = scaled(out, (lse - total).exp())
+        if values_HNK is not None:
+            shares_BHTN, values_HNK = (others_BHTN - total[..., None]).exp().to(out.dtype), values_HNK.to(out.dtype)
+            out = out + (shares_BHTN * values_HNK if values_HNK.shape[1] == 1 else shares_BHTN @ values_HNK)
         return out, lse, total
     backend = backend_for(runs_on(q_BHTK), q_BHTK)
     found: tuple[Tensor, Tensor, Tensor] = FusedAttention.apply(
-        q_BHTK, k_BGTK, v_BGTK, others_BHT, value_of_others, backend, scale, True, None
+        q_BHTK, k_BGTK, v_BGTK, others_BHTN, values_HNK, backend, scale, True, None
     )
     return found
 

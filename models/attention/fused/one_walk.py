@@ -9,21 +9,12 @@ those of the last T keys.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .native import by_positions, whole_rows
-
-
-@torch.compiler.assume_constant_result
-def why_not(device_type: str) -> str:
-    """Return the reason why the kernels do not run on a type of device; empty if they do."""
-    if device_type != "cuda":
-        return f"the device is {device_type}"
-    return "" if find_spec("triton") is not None else "Triton is missing, pip install triton"
 
 
 def last_queries(first_BT: Tensor, n_keys: int) -> Tensor:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...devices import why_not_triton
 from . import one_walk
 from .native import by_positions, whole_rows
 
@@ -31,7 +32,7 @@ def why_not(device_type: str) -> str:
     """
     if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
         return ""
-    return one_walk.why_not(device_type)
+    return why_not_triton(device_type)
 
 
 class WeightSums(NamedTuple):

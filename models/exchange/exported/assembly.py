@@ -34,6 +34,8 @@ _REPLACED: dict[Name, Name] = {
         ("models.attention.normalisers", "FusedSoftmax"),
         ("models.attention.aggregation", "build_part"),
         ("models.attention.rotation", "rotate"),
+        ("models.attention.fused.rows", "scaled"),
+        ("models.attention.fused.rows", "products"),
         ("models.attention.weight_reader", "new_reader"),
         ("models.experts.fused_experts", "fused_experts"),
         ("models.experts.routed_mlp", "rows_of_experts"),

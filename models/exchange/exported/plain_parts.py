@@ -56,6 +56,16 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
     return x_BHTK if rotation is None else turned(x_BHTK, rotation)
 
 
+def scaled(x_BHTK: Tensor, factor_BHT: Tensor) -> Tensor:
+    """Multiply every row by its factor."""
+    return x_BHTK * factor_BHT[..., None].to(x_BHTK.dtype)
+
+
+def products(x_BHTK: Tensor, v_HNK: Tensor) -> Tensor:
+    """Compute the products of rows with the vectors of their head, ``[B, H, T, N]``, in float32."""
+    return x_BHTK.float() @ v_HNK.float().mT
+
+
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """Apply torch's RMS norm."""
     return F.rms_norm(x, gain.shape, gain, eps)

@@ -5,6 +5,8 @@ ones are handed: fake tensors check schemas, shapes and strides.
 """
 
 import dataclasses
+import os
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,12 +16,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_iter
 
 from birthmark.errors import UsageError
+from birthmark.models import devices
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.fused import backends, kernels
 from birthmark.models.attention.positions import POSITIONS
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.plan.rehearsal import as_on
 
+#: Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 ESTIMATED = CalibrationConfig(correlation="estimated")
 JOINT = CalibrationConfig(squares="joint")
 ARMS = {
@@ -27,6 +32,7 @@ ARMS = {
     "learned sink": AttentionConfig(normaliser="softmax_sink"),
     "off by one": AttentionConfig(normaliser="softmax_off_by_one"),
     "key and value bias": AttentionConfig(kv_bias="key_value"),
+    "four learned keys": AttentionConfig(kv_bias="key_value", kv_bias_tokens=4),
     "window": AttentionConfig(window=160),
     "prefix": AttentionConfig(prefix=40),
     "exact": AttentionConfig("calibrated"),
@@ -34,13 +40,21 @@ ARMS = {
     "joint, window, sink": AttentionConfig("calibrated", calibration=JOINT, window=160, normaliser="softmax_sink"),
     "correlated": AttentionConfig("calibrated", calibration=ESTIMATED),
     "alibi": AttentionConfig(),
+    "gate per head": AttentionConfig(gate="head"),
+    "headnorm as released": AttentionConfig("headnorm_released"),
+    "differential": AttentionConfig("differential_norm", normaliser="differential"),
 }
 
 
 def build(name, width, dtype, device="cpu", length=600):
     """One attention with four query heads on two key/value heads, and what it is called with."""
     positions = "alibi" if name == "alibi" else "rope"
-    shape = {"d_model": 4 * width, "n_heads": 4, "n_kv_heads": 2, "max_seq_len": length}
+    shape = {
+        "d_model": 4 * width,
+        "n_heads": 4,
+        "max_seq_len": length,
+        "n_kv_heads": None if name == "differential" else 2,
+    }
     config = ModelConfig(**shape, positions=positions, attention=ARMS[name])
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # modules of fake tensors do not change theirs
@@ -136,21 +150,22 @@ def test_a_row_without_upstream_gradient_still_has_that_of_its_log_sum_exp():
             assert float((got - wanted).abs().max()) <= 2e-6 * float(wanted.abs().max()) + 1e-12
 
 
-@pytest.mark.parametrize("brought", [None, (1, 4, 1, 8), (2, 4, 21, 8)], ids=["nothing", "one value", "values"])
-def test_keys_beside_the_tokens_share_the_softmax_and_all_its_gradients(brought):
+@pytest.mark.parametrize("n_keys", [1, 3])
+@pytest.mark.parametrize("brought", [False, True], ids=["no value", "values"])
+def test_keys_beside_the_tokens_share_the_softmax_and_all_its_gradients(brought, n_keys):
     """Of the output and of both log-sum-exps, alone and together, against the softmax written out."""
     generator = torch.Generator().manual_seed(0)
     draw = {"generator": generator, "dtype": torch.float64}
     leaves = [torch.randn(2, n, 21, 8, **draw).requires_grad_() for n in (4, 2, 2)]
-    leaves.append((2 * torch.randn(2, 4, 21, **draw)).requires_grad_())
-    value = torch.randn(brought or (1, 1, 1, 1), **draw).requires_grad_()
+    leaves.append((2 * torch.randn(2, 4, 21, n_keys, **draw)).requires_grad_())
+    value = torch.randn(4, n_keys, 8, **draw).requires_grad_()
     q, k, v, others = leaves
     k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
     scores = (q @ k.mT * 0.4).masked_fill(torch.ones(21, 21).triu(1) > 0, -torch.inf)
-    total = torch.logsumexp(torch.cat([scores, others[..., None]], dim=-1), -1)
+    total = torch.logsumexp(torch.cat([scores, others], dim=-1), -1)
     out = (scores - total[..., None]).exp() @ v
     if brought:
-        out = out + (others - total).exp()[..., None] * value
+        out = out + (others - total[..., None]).exp() @ value
     wanted = out, scores.logsumexp(-1), total
     got = kernels.attention_beside(q, *leaves[1:3], 0.4, others, value if brought else None)
     upstream = [torch.randn(x.shape, **draw) for x in wanted]
@@ -212,16 +227,14 @@ def test_a_device_without_kernels_is_named():
         backends.backend_for("cuda", torch.zeros(1, 1, 1, 8, dtype=torch.float64))
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("name", ARMS)
-@pytest.mark.parametrize(("width", "dtype", "tolerance"), [(64, torch.bfloat16, 3e-2), (20, torch.float32, 2e-5)])
-def test_on_a_gpu_every_arm_equals_the_cpu_in_float64(name, width, dtype, tolerance):
+def assert_like_float64(name, width, dtype, tolerance, device, length, monkeypatch):
+    """Output and gradients of an arm on kernels of a GPU are those of the same one on a CPU in float64."""
     torch.manual_seed(0)
-    module, x, place = build(name, width, dtype, "cuda")
+    module, x, place = build(name, width, dtype, device, length)
     with torch.no_grad():
         for parameter in (x, *module.parameters()):
             parameter.normal_(std=width**-0.5 / 2 if parameter.ndim == 2 else 1.0)
-    slow, x_slow, _ = build(name, width, torch.float64)
+    slow, x_slow, _ = build(name, width, torch.float64, length=length)
     slow.load_state_dict({key: value.cpu().double() for key, value in module.state_dict().items()})
     x_slow.data = x.detach().cpu().double()
     tensors = {field: value.cpu() for field, value in vars(place).items() if torch.is_tensor(value)}
@@ -229,11 +242,27 @@ def test_on_a_gpu_every_arm_equals_the_cpu_in_float64(name, width, dtype, tolera
     upstream = torch.randn(x.shape, dtype=torch.float64)
     results = []
     for one, inputs, where in ((module, x, place), (slow, x_slow, place_slow)):
+        if one is slow:
+            monkeypatch.setattr(devices, "chosen_for", None)
         out = one(inputs, where)
         loss = (out * upstream.to(out)).sum()
         results.append([out, *torch.autograd.grad(loss, [inputs, *one.parameters()])])
     for got, wanted in zip(*results, strict=True):
         assert float((got.cpu().double() - wanted).norm() / wanted.norm()) < tolerance
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize(("width", "dtype", "tolerance"), [(64, torch.bfloat16, 3e-2), (20, torch.float32, 2e-5)])
+def test_on_a_gpu_every_arm_equals_the_cpu_in_float64(name, width, dtype, tolerance, monkeypatch):
+    assert_like_float64(name, width, dtype, tolerance, "cuda", 600, monkeypatch)
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1; on a GPU the test above runs the kernels")
+@pytest.mark.parametrize("name", ARMS)
+def test_interpreted_every_arm_equals_the_cpu_in_float64(name, cuda_operators, small_tiles, monkeypatch):
+    """This project's kernels under Triton's interpreter, torch's operators as formulas."""
+    assert_like_float64(name, 24, torch.float32, 2e-5, "cpu", 70, monkeypatch)
 
 
 @pytest.mark.heavy
@@ -242,15 +271,15 @@ def test_a_compiled_graph_has_no_break(device):
     """Forward and backward, with gradients of log-sum-exps, other keys, and heads in the layout of their projection;
     and gives what the same does without a graph."""
 
-    def attend(q_BTHK, k_BHTK, v_BHTK, others_BHT):
+    def attend(q_BTHK, k_BHTK, v_BHTK, others_BHTN):
         q = 2 * q_BTHK.transpose(1, 2)
-        out, lse, total = kernels.attention_beside(q, k_BHTK, v_BHTK, 0.3, others_BHT, v_BHTK[:1, :, :1])
+        out, lse, total = kernels.attention_beside(q, k_BHTK, v_BHTK, 0.3, others_BHTN, v_BHTK[0, :, :1])
         alone, lse_alone = kernels.attention_with_lse(q, k_BHTK, v_BHTK, 0.3)
         return out + alone + (lse + total + lse_alone)[..., None]
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    made = [torch.randn(2, 64, 4, 64), *(torch.randn(2, 4, 64, 64) for _ in range(2)), torch.randn(2, 4, 64)]
-    leaves = [x.to(device, dtype if x.ndim == 4 else None).requires_grad_() for x in made]
+    made = [torch.randn(2, 64, 4, 64), *(torch.randn(2, 4, 64, 64) for _ in range(2)), torch.randn(2, 4, 64, 1)]
+    leaves = [x.to(device, dtype if x.shape[-1] > 1 else None).requires_grad_() for x in made]
     found = []
     for function in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
         out = function(*leaves)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from oracles import Traffic
 
+from birthmark.models import devices
 from birthmark.models.attention import rotation as rotation_module
-from birthmark.models.attention.fused import kernels, native
+from birthmark.models.attention.fused import native
 from birthmark.models.attention.positions import AlibiPositions, T5Positions
 from birthmark.models.attention.rotation import rotate, turned, turning
 from birthmark.models.config import ModelConfig
@@ -134,7 +135,7 @@ def test_a_training_pass_has_the_bits_of_the_formula(dtype, n_pairs, width, per_
 
 def test_a_gpu_reads_and_writes_each_channel_once_in_any_pass_that_is_not_compiled(monkeypatch):
     """float64, for which there is no kernel, takes the formula."""
-    monkeypatch.setattr(kernels, "chosen_for", "cuda")
+    monkeypatch.setattr(devices, "chosen_for", "cuda")
     rotation = turning(angles_of(K // 2, True)).to("meta")
     for dtype, gradients in ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float64, True)):
         x = heads(dtype, 0).to("meta").requires_grad_(gradients)
@@ -158,7 +159,7 @@ def test_a_gpu_reads_and_writes_each_channel_once_in_any_pass_that_is_not_compil
 @pytest.mark.parametrize("per_sequence", [False, True])
 def test_a_gpus_kernel_has_the_bits_of_the_formula(device, dtype, n_pairs, width, per_sequence, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr(kernels, "chosen_for", "cuda")
+        monkeypatch.setattr(devices, "chosen_for", "cuda")
         # Two positions to a program, so that the last one holds one of seven.
         monkeypatch.setattr(import_module(rotation_module.__name__ + "_kernel"), "_CHANNELS", 64)
     rotation = turning(angles_of(n_pairs, per_sequence)).to(device)

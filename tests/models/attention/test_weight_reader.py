@@ -113,7 +113,7 @@ def test_softmax_of_lower_precision_is_near_the_matrix_in_float64(length, dtype,
     q, k, v = (torch.randn(2, 3, length, 16, generator=generator).to(dtype) for _ in range(3))
     sink = torch.randn(2, 3, length, generator=generator)
     scores = (q.double() @ k.double().mT * 0.3).masked_fill(torch.ones(length, length).triu(1) > 0, -torch.inf)
-    for extra, total in (([], None), ([ExtraKey(sink)], sink.double().exp())):
+    for extra, total in (([], None), ([ExtraKey(sink[..., None])], sink.double().exp())):
         weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + (0 if total is None else total[..., None]))
         with torch.no_grad(), read_weights(Keep):
             weighted = FusedSoftmax(Scores(q, k, 0.3, Placement()), v, extra, needs_weights=True, needs_squares=True)

@@ -89,7 +89,7 @@ class Given:
         """The attention with its reader."""
         place = Placement(slopes_H=self.slopes, documents=self.documents if "documents" in self.more else None)
         scores = Scores(self.q, self.k, 0.3, place, window=self.more.get("window"))
-        extra = [ExtraKey(self.sink)] if "sink" in self.more else []
+        extra = [ExtraKey(self.sink[..., None])] if "sink" in self.more else []
         with torch.no_grad(), read_weights(partial(KeySummer, first_BT=self.first), by_walk=walk):
             assert walks(scores, self.v) is walk
             return FusedSoftmax(scores, self.v, extra, needs_weights=True, needs_squares=True)
@@ -285,7 +285,7 @@ def test_it_moves_little_more_than_queries_keys_values_and_outputs(kind):
     with reading(by_walk=True):
         q, k, v = (torch.empty(16, 1024, 12, 64).transpose(1, 2) for _ in range(3))
         first = None if kind == "plain" else torch.zeros(16, 1024, dtype=torch.long)
-        extra = [] if kind == "plain" else [ExtraKey(torch.empty(16, 12, 1024))]
+        extra = [] if kind == "plain" else [ExtraKey(torch.empty(16, 12, 1024, 1))]
         with Operators(note), Traffic() as traffic, read_weights(partial(KeySummer, first_BT=first)):
             weighted = FusedSoftmax(Scores(q, k, 0.125, Placement()), v, extra, needs_weights=True)
             sums = weighted.reader.sums()

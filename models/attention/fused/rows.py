@@ -1,0 +1,192 @@
+"""Sums over the rows of heads, ``a·x + Σ_n b_n·v_n``, and their gradients: rows times factors, and keys and values that
+belong to no token.
+
+On a GPU, in a pass that is not compiled, the kernels of ``rows_kernel.py`` read and write each row once. Elsewhere, and
+for many vectors, torch's operators do it.
+
+Legend: B sequences, H query heads, T queries, N vectors of each head, K head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...devices import fuses_rows
+from .native import whole_rows
+
+#: Vectors of a head that the kernels take, one after the other.
+_MOST = 16
+
+
+def _fuses(rows: Tensor, n_vectors: int = 0) -> bool:
+    return fuses_rows(rows) and n_vectors <= _MOST
+
+
+# ---------------------------------------------------------------- the kernels as operators
+# Both are registered, so that a plan runs them on tensors without values. A tensor without elements stands for none.
+
+
+@torch.library.custom_op("birthmark::combined_rows", mutates_args=())
+def _combined(
+    x: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor | None, v: torch.Tensor | None,
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device,
+) -> torch.Tensor:  # fmt: skip
+    from .rows_kernel import combine
+
+    y = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    combine(y, x, a, b, v)
+    return y
+
+
+@_combined.register_fake
+def _(
+    x: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor | None, v: torch.Tensor | None,
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device,
+) -> torch.Tensor:  # fmt: skip
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _like(rows: Tensor) -> tuple[Any, ...]:
+    """Return shape, strides, type and device of a new tensor like these rows."""
+    return rows.shape, torch.empty_like(rows, device="meta").stride(), rows.dtype, rows.device
+
+
+def _empty_sums(
+    d: Tensor, x: Tensor | None, a: Tensor | None, b: Tensor | None, v: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n_vectors, by_row = 0 if v is None else v.shape[1], d.shape[:3]
+    return (
+        d.new_empty(0) if a is None else torch.empty_like(d),
+        d.new_empty(0 if x is None else by_row, dtype=torch.float32),
+        d.new_empty(0 if v is None else (*by_row, n_vectors), dtype=torch.float32),
+        d.new_empty(0 if b is None else (d.shape[1], b.shape[-1], d.shape[3]), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("birthmark::reduced_rows", mutates_args=())
+def _reduced(
+    d: torch.Tensor, x: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor | None, v: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    from .rows_kernel import n_parts, reduce
+
+    dx, by_x, by_v, _ = _empty_sums(d, x, a, b, v)
+    parts = None
+    if b is not None:
+        parts = d.new_empty((*d.shape[:2], n_parts(d), b.shape[-1], d.shape[3]), dtype=torch.float32)
+    reduce(d, x, a, b, v, None if a is None else dx, None if x is None else by_x, None if v is None else by_v, parts)
+    return dx, by_x, by_v, by_x.new_empty(0) if parts is None else parts.sum((0, 2))
+
+
+@_reduced.register_fake
+def _(
+    d: torch.Tensor, x: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor | None, v: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    return _empty_sums(d, x, a, b, v)
+
+
+# ---------------------------------------------------------------- keys beside the tokens'
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.float().contiguous()
+
+
+def with_vectors(o_BHTK: Tensor, a_BHT: Tensor, b_BHTN: Tensor, v_HNK: Tensor | None) -> Tensor:
+    """Compute ``a·o + Σ_n b_n·v_n`` in the type of ``o``; without vectors ``a·o``. Carries no gradient."""
+    n_vectors = 0 if v_HNK is None else v_HNK.shape[1]
+    if _fuses(o_BHTK, n_vectors):
+        b, v = (None, None) if v_HNK is None else (_whole(b_BHTN), _whole(v_HNK))
+        found: Tensor = _combined(o_BHTK, _whole(a_BHT), b, v, *_like(o_BHTK))
+        return found
+    # In the layout of ``o``, as the first operand has it.
+    out = o_BHTK * a_BHT[..., None].to(o_BHTK.dtype)
+    if v_HNK is None:
+        return out
+    b_BHTN, v_HNK = b_BHTN.to(out.dtype), v_HNK.to(out.dtype)
+    return out.addcmul_(b_BHTN, v_HNK) if n_vectors == 1 else out.add_(b_BHTN @ v_HNK)
+
+
+class Sums(NamedTuple):
+    """Sums over an upstream gradient ``d [B, H, T, K]``; float32 or wider."""
+
+    by_o_BHT: Tensor
+    """``Σ_k d·o``."""
+    by_v_BHTN: Tensor | None
+    """``Σ_k d·v_n``; None without vectors."""
+    v_HNK: Tensor | None
+    """``Σ_bt b_n·d``, the gradient of the vectors; None without them."""
+
+
+def sums_of_gradient(d_BHTK: Tensor, o_BHTK: Tensor, b_BHTN: Tensor, v_HNK: Tensor | None) -> Sums:
+    """Sum an upstream gradient by rows of an output and by vectors; see :func:`with_vectors`."""
+    if _fuses(d_BHTK, 0 if v_HNK is None else v_HNK.shape[1]) and o_BHTK.stride(-1) == 1:
+        b, v = (None, None) if v_HNK is None else (_whole(b_BHTN), _whole(v_HNK))
+        _, by_o, by_v, d_v = _reduced(d_BHTK, o_BHTK, None, b, v)
+        return Sums(by_o, None, None) if v_HNK is None else Sums(by_o, by_v, d_v)
+    wide = b_BHTN.dtype
+    by_o = (d_BHTK * o_BHTK).sum(-1, dtype=wide)
+    if v_HNK is None:
+        return Sums(by_o, None, None)
+    d_v = torch.einsum("bhtn,bhtk->hnk", b_BHTN.to(d_BHTK.dtype), d_BHTK)
+    if v_HNK.shape[1] == 1:
+        return Sums(by_o, (d_BHTK * v_HNK.to(d_BHTK.dtype)).sum(-1, keepdim=True, dtype=wide), d_v)
+    return Sums(by_o, d_BHTK.to(wide) @ v_HNK.to(wide).mT, d_v)
+
+
+# ---------------------------------------------------------------- with gradients
+
+
+class _Scaled(torch.autograd.Function):
+    """Autograd function of rows times a factor each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, factor)
+        found: Tensor = _combined(x, _whole(factor), None, None, *_like(x))
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, factor = ctx.saved_tensors
+        dx, d_factor, _, _ = _reduced(whole_rows(d), x, _whole(factor), None, None)
+        return dx, None if x is None else d_factor.to(factor.dtype)
+
+
+def scaled(x_BHTK: Tensor, factor_BHT: Tensor) -> Tensor:
+    """Multiply every row by its factor, in the type of the rows. Both carry gradients."""
+    if _fuses(x_BHTK):
+        found: Tensor = _Scaled.apply(x_BHTK, factor_BHT.expand(x_BHTK.shape[:3]))
+        return found
+    return x_BHTK * factor_BHT[..., None].to(x_BHTK.dtype)
+
+
+class _Products(torch.autograd.Function):
+    """Autograd function of the products of rows with the vectors of their head."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, v: Tensor) -> Tensor:
+        v = _whole(v)
+        ctx.save_for_backward(x, v)
+        by_v: Tensor = _reduced(x, None, None, None, v)[2]
+        return by_v
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor]:
+        (x, v), d = ctx.saved_tensors, d.contiguous()
+        return _combined(None, None, d, v, *_like(x)), _reduced(x, None, None, d, None)[3]
+
+
+def products(x_BHTK: Tensor, v_HNK: Tensor) -> Tensor:
+    """Compute ``Σ_k x·v_n`` ``[B, H, T, N]`` in float32 or wider. Both carry gradients."""
+    wide = torch.promote_types(x_BHTK.dtype, torch.float32)
+    if _fuses(x_BHTK, v_HNK.shape[1]):
+        found: Tensor = _Products.apply(x_BHTK, v_HNK.to(wide))
+        return found
+    with torch.autocast(x_BHTK.device.type, enabled=False):
+        return x_BHTK.to(wide) @ v_HNK.to(wide).mT
