@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -219,10 +220,9 @@ _SLOPE_CHANNELS = 8
 # Legend: B sequences, H query heads, G key/value heads, T queries, N learned keys, K head width.
 
 
-@dataclass(frozen=True, eq=False)
-class ExtraKey:
+class ExtraKey(NamedTuple):
     """A key that every query sees and that belongs to no token; or several, which act as one in a softmax: its score is
-    their log-sum-exp, its value their joint value.
+    their log-sum-exp, its value their joint value. A tuple, in which ZeRO 3 finds the tensors that a module returns.
     """
 
     score_BHTN: Tensor
@@ -232,7 +232,7 @@ class ExtraKey:
     of_prefix: bool = False
     """True if it belongs to the prefix of an adapter."""
 
-    @cached_property
+    @property
     def score(self) -> Tensor:
         """Score of the key, or log-sum-exp of the scores, ``[B, H, T]``."""
         return self.score_BHTN[..., 0] if self.score_BHTN.shape[-1] == 1 else self.score_BHTN.logsumexp(-1)
