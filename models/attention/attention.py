@@ -17,6 +17,7 @@ from ..observe import Attended, Observer
 from .aggregation import build_aggregation, build_part
 from .differential import DifferentialSoftmax
 from .fused.backends import over_heads
+from .fused.rows import scaled
 from .kv_cache import LayerCache
 from .normalisers import (
     ClippedSoftmax,
@@ -84,6 +85,8 @@ class LinearGate(PlainOutput):
         opening_BTC = self.opening(self.map(x_BTD))
         if self.n_heads is None:
             return y * opening_BTC
+        if opening_BTC.shape[-1] == self.n_heads:
+            return scaled(y, opening_BTC.transpose(1, 2))
         return y * opening_BTC.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import InitConfig, ModelConfig
+from ..devices import runs_on
 from ..init import Constant, Distribution, ParameterRole, keyed_generator
 from ..tensor_shards import gathered_in_passes, reshard
 from .document_mask import Documents
@@ -90,19 +91,14 @@ class EstimatedCorrelation(Uncorrelated):
     def update(self, v_BGSK: Tensor, documents: Documents | None = None) -> None:
         """Add a batch. The first one sets the moments; later ones count a tenth."""
         with torch.autocast(v_BGSK.device.type, enabled=False):
-            v = v_BGSK.to(self.square_H.dtype)
             if documents is None:
-                over_positions_BGK = v.mean(2)
+                over_positions_BGK, square_G = _mean_and_square(v_BGSK, self.square_H.dtype)
                 # Made on the device: a number from the host would make the stream wait.
-                length = torch.full_like(self.length, v.shape[2])
-                of_groups = [
-                    over_positions_BGK.mean(0),
-                    v.square().sum(-1).mean((0, 2)),
-                    over_positions_BGK.square().sum(-1).mean(0),
-                ]
+                length = torch.full_like(self.length, v_BGSK.shape[2])
+                of_groups = [over_positions_BGK.mean(0), square_G, over_positions_BGK.square().sum(-1).mean(0)]
             else:
-                *of_groups, length = _moments_of_documents(v, documents)
-            n_shared = len(self.square_H) // v.shape[1]
+                *of_groups, length = _moments_of_documents(v_BGSK.to(self.square_H.dtype), documents)
+            n_shared = len(self.square_H) // v_BGSK.shape[1]
             of_heads = [moment.repeat_interleave(n_shared, dim=0) for moment in of_groups]
             batch = [*of_heads, length]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -125,6 +121,16 @@ class EstimatedCorrelation(Uncorrelated):
         n = self.length.clamp_min(2)
         rho_H = (n * together_H - apart_H) / ((n - 1) * apart_H)
         return (rho_H.clamp(0, _LARGEST) * (self.n_batches > 0))[:, None]
+
+
+def _mean_and_square(v_BGSK: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Compute the mean over positions ``[B, G, K]`` and the mean square ``[G]`` of values, in ``dtype``."""
+    if runs_on(v_BGSK) == "cuda":
+        # Read twice; a copy in float32 and its squares would be written and read too.
+        size_G = torch.linalg.vector_norm(v_BGSK, dim=(0, 2, 3), dtype=dtype)
+        return v_BGSK.mean(2, dtype=dtype), size_G.square() / (v_BGSK.shape[0] * v_BGSK.shape[2])
+    v = v_BGSK.to(dtype)
+    return v.mean(2), v.square().sum(-1).mean((0, 2))
 
 
 def _moments_of_documents(v_BGSK: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -3,7 +3,7 @@
 Neighbouring heads 2i and 2i + 1 are a pair: their queries and keys make the two softmaxes, and the values of both are
 summed by the difference. Every map has the shape that it has in plain attention of as many heads.
 
-Legend: B sequences, H heads, T queries, S keys, K head width, W that of the values of a pair.
+Legend: B sequences, H heads, T queries, S keys, K head width.
 """
 
 from __future__ import annotations
@@ -45,18 +45,21 @@ class Difference(WeightedSum):
     Args:
         scores: scores of all heads.
         softmax: their weights.
-        o_BHTW: sums by those weights of a pair's values, side by side; W = 2·K.
+        sums: sums by those weights of the values of the first and of the second head of each pair, ``[B, H, T, K]``.
         share: λ.
         needs_weights: see :meth:`Softmax.forward`.
     """
 
     def __init__(
-        self, scores: Scores, softmax: WeightedSum, o_BHTW: Tensor, share: Tensor, needs_weights: bool
+        self, scores: Scores, softmax: WeightedSum, sums: list[Tensor], share: Tensor, needs_weights: bool
     ) -> None:
         self.scores, self.softmax, self.share = scores, softmax, share
-        first, second = o_BHTW[:, 0::2], o_BHTW[:, 1::2]
-        difference_BHTW = first - share.to(first.dtype) * second
-        self.o_BHTK = torch.stack(difference_BHTW.chunk(2, dim=-1), dim=2).flatten(1, 2)
+        # Views whose backward passes write each gradient once: that of a slice fills a tensor with zeros.
+        of_each = [o_BHTK.unflatten(1, (-1, 2)).unbind(2) for o_BHTK in sums]
+        differences = [first - share.to(first.dtype) * second for first, second in of_each]
+        # The heads of a position side by side, as what follows reads them.
+        o_BTHK = torch.stack([x_BGTK.transpose(1, 2) for x_BGTK in differences], dim=3).flatten(2, 3)
+        self.o_BHTK = o_BTHK.transpose(1, 2)
         self.reader = new_reader(scores, rows_sum_to_one=False) if needs_weights else None
         if self.reader is not None:
             for start, stop in query_blocks(self.o_BHTK.shape[2]):
@@ -120,4 +123,5 @@ class DifferentialSoftmax(Softmax):
         if not scores.fusable or wide_values_pay(scores.q_BHTK, 2 * v_BGSK.shape[-1]):
             pairs = [torch.cat(pairs, dim=-1)]
         parts = [super(DifferentialSoftmax, self).forward(scores, values, [], False, False) for values in pairs]
-        return Difference(scores, parts[0], torch.cat([part.o_BHTK for part in parts], -1), self.share(), needs_weights)
+        sums = [part.o_BHTK for part in parts] if len(parts) == 2 else list(parts[0].o_BHTK.chunk(2, dim=-1))
+        return Difference(scores, parts[0], sums, self.share(), needs_weights)

@@ -82,8 +82,13 @@ class FusedSoftmax(WeightedSum):
         if self.plain and not extra and not needs_weights and not needs_squares:
             self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale)
             return
-        others_BHT = lse_of_extra(extra)
         self.reader = new_reader(scores, rows_sum_to_one=not extra) if needs_weights else None
+        if self.plain and extra and self.reader is None and not needs_squares:
+            self.o_BHTK, self._lse_BHT, self._total_BHT = attention_beside(
+                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale, *joined(extra)
+            )
+            return
+        others_BHT = lse_of_extra(extra)
         if self.reader is not None:
             read = read_softmax(scores, v_BGSK, self.reader, others_BHT, needs_squares)
             o, self._lse_BHT, self._squares_BHT = read
@@ -96,11 +101,6 @@ class FusedSoftmax(WeightedSum):
             o, self._lse_BHT, self._squares_BHT = attention_with_squares(
                 scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale
             )
-        elif self.plain and others_BHT is not None:
-            self.o_BHTK, self._lse_BHT, self._total_BHT = attention_beside(
-                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale, *joined(extra)
-            )
-            return
         else:
             o, self._lse_BHT = scores.softmax(v_BGSK)
         if others_BHT is not None:
