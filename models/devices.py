@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -9,6 +12,8 @@ from torch import Tensor
 
 #: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.
 chosen_for: str | None = None
+#: Compute capability that Triton takes from on.
+_OLDEST = (7, 0)
 
 
 def runs_on(x: Tensor) -> str:
@@ -24,12 +29,23 @@ def trains_on_cpu(*tensors: Tensor) -> bool:
     return wanted and runs_on(tensors[0]) == "cpu" and not torch.compiler.is_compiling()
 
 
+@cache
+def _missing_for_triton() -> str:
+    if find_spec("triton") is None:
+        return "Triton is missing, pip install triton"
+    compilers = (os.environ["CC"],) if "CC" in os.environ else ("gcc", "clang")
+    if not any(map(shutil.which, compilers)):
+        return f"Triton needs a C compiler ({compilers[0]}), apt install gcc"
+    if torch.cuda.is_available() and (capability := torch.cuda.get_device_capability(None)) < _OLDEST:
+        newest, oldest = (".".join(map(str, version)) for version in (capability, _OLDEST))
+        return f"the GPU is of compute capability {newest}, Triton takes {oldest} and newer"
+    return ""
+
+
 @torch.compiler.assume_constant_result
 def why_not_triton(device_type: str) -> str:
     """Return the reason why kernels in Triton do not run on a type of device; empty if they do."""
-    if device_type != "cuda":
-        return f"the device is {device_type}"
-    return "" if find_spec("triton") is not None else "Triton is missing, pip install triton"
+    return _missing_for_triton() if device_type == "cuda" else f"the device is {device_type}"
 
 
 def runs_triton(x: Tensor) -> bool:

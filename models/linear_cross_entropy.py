@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .devices import runs_on
+from .devices import runs_on, why_not_triton
 from .experts.routing_losses import RoutingCost
 
 #: A target that counts nowhere.
@@ -171,7 +170,7 @@ def _one_kernel(x: Tensor, dtype: torch.dtype) -> Callable[..., None] | None:
     """Return the function that does a chunk's work in one kernel (``loss_kernel.py``), on the device of ``x`` and for
     logits of this type; None without one.
     """
-    if not x.is_cuda or find_spec("triton") is None:
+    if not x.is_cuda or why_not_triton("cuda"):
         return None
     from .loss_kernel import DTYPES, losses_of_rows
 

@@ -20,6 +20,7 @@ from ..measure.records import RunDir
 from ..models.attention.attention import LinearGate
 from ..models.attention.fused import native
 from ..models.decoder import Decoder
+from ..models.devices import why_not_triton
 from ..models.experts.routed_mlp import Mixture
 from ..models.init import Linear
 from ..models.norms import NormGate
@@ -166,6 +167,8 @@ def decisions(asked: TrainerConfig, config: TrainerConfig, device: torch.device)
         lines.append("float32 products: rounded to TF32, in snapshots too (trainer.matmul)")
     if device.type == "cpu" and config.precision == "bf16" and (why := native.why_not()):
         lines.append(f"attention in bf16: by torch's matrix products in place of our kernel ({why})")
+    if device.type == "cuda" and (why := why_not_triton("cuda")):
+        lines.append(f"kernels in Triton: torch's operators, which are slower, in their place ({why})")
     if config.deterministic and device.type == "cuda":
         lines.append("deterministic: runs and resumes on the same GPUs and libraries are equal bit for bit")
     return lines

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir
+from birthmark.models import devices
 from birthmark.models.attention.fused import native
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner
@@ -45,8 +46,9 @@ def test_auto_is_bf16_where_the_cpu_has_units_for_it(units, yes, precision):
 
 
 @pytest.mark.parametrize(("capability", "precision"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
-def test_auto_is_bf16_from_compute_capability_8_on(gpu, capability, precision):
+def test_auto_is_bf16_from_compute_capability_8_on(gpu, capability, precision, monkeypatch):
     gpu(*capability)
+    monkeypatch.setattr(numerics, "why_not_triton", lambda device_type: "")
     asked = TrainerConfig(precision="auto", strategy="fsdp2")
     decided = numerics.decide(asked, GPU)
     assert (decided.precision, decided.gather) == (precision, precision)
@@ -69,6 +71,30 @@ def test_a_run_says_why_attention_is_not_our_kernels(monkeypatch):
         found = numerics.decisions(TrainerConfig(), TrainerConfig(precision=precision), CPU)
         assert len(found) == lines
         assert all("there is no C compiler (gcc)" in line for line in found)
+
+
+def test_a_run_says_why_kernels_in_triton_do_not_run(gpu, monkeypatch):
+    """Triton, a C compiler and a GPU that is new enough, each missing alone."""
+    gpu(9, 0)
+    missing = devices._missing_for_triton.__wrapped__
+    monkeypatch.setattr(devices, "_missing_for_triton", missing)
+    monkeypatch.setattr(devices, "find_spec", lambda name: None)
+    asked = TrainerConfig()
+    assert numerics.decisions(asked, asked, CPU) == []
+    (line,) = numerics.decisions(asked, asked, GPU)
+    assert line.endswith("which are slower, in their place (Triton is missing, pip install triton)")
+    monkeypatch.setattr(devices, "find_spec", lambda name: name)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(devices.shutil, "which", {"gcc": "/usr/bin/gcc"}.get)
+    assert missing() == ""
+    monkeypatch.setenv("CC", "tcc")
+    assert missing() == "Triton needs a C compiler (tcc), apt install gcc"
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    gpu(6, 1)
+    assert missing() == "the GPU is of compute capability 6.1, Triton takes 7.0 and newer"
+    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
+    assert missing() == "Triton needs a C compiler (gcc), apt install gcc"
 
 
 def test_a_run_records_what_it_decided_and_keeps_it_elsewhere(tiny, units, tmp_path):
