@@ -27,9 +27,9 @@ def test_a_block_keeps_on_a_gpu_what_a_hand_counts(llama, residual, n_bytes):
 
     # Of a token, in bytes: two residual streams, each with its norm's scale in float32; in bf16 what each norm gives,
     # once for all maps that read it, queries and keys once turned, values, and what attention gives, laid out as the
-    # next map reads it; in the MLP's width gate and up, the activated gate, their product; attention's log-sum-exps.
+    # next map reads it; in the MLP's width gate, up and their product; attention's log-sum-exps.
     d, ff, heads, tokens = 64, 96, 4, 32
-    by_hand = 2 * (n_bytes * d + 4) + 2 * (2 + 2 + 1 + 1) * d + 2 * 4 * ff + 4 * heads
+    by_hand = 2 * (n_bytes * d + 4) + 2 * (2 + 2 + 1 + 1) * d + 2 * 3 * ff + 4 * heads
     assert kept(3) - kept(2) == kept(2) - kept(1) == tokens * by_hand
 
 

@@ -40,6 +40,7 @@ _REPLACED: dict[Name, Name] = {
         ("models.experts.fused_experts", "fused_experts"),
         ("models.experts.routed_mlp", "rows_of_experts"),
         ("models.linear_cross_entropy", "linear_cross_entropy"),
+        ("models.mlp", "gated"),
         ("models.norms", "rms_norm"),
     )
 }

@@ -20,6 +20,7 @@ from ...attention.scores import ExtraKey, Scores
 from ...attention.weight_reader import WeightReader
 from ...config import ModelConfig
 from ...linear_cross_entropy import IGNORED, TokenLosses, soft_capped, wide
+from ...mlp import ACTIVATIONS
 
 PartT = TypeVar("PartT", bound=nn.Module)
 
@@ -64,6 +65,11 @@ def scaled(x_BHTK: Tensor, factor_BHT: Tensor) -> Tensor:
 def products(x_BHTK: Tensor, v_HNK: Tensor) -> Tensor:
     """Compute the products of rows with the vectors of their head, ``[B, H, T, N]``, in float32."""
     return x_BHTK.float() @ v_HNK.float().mT
+
+
+def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
+    """Multiply the named activation of a gate with a tensor of its shape."""
+    return ACTIVATIONS[activation](gate) * up
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
