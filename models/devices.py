@@ -17,7 +17,7 @@ _OLDEST = (7, 0)
 
 
 def runs_on(x: Tensor) -> str:
-    """Type of the device of a tensor, or of the one that a pass is planned for."""
+    """Return the type of the device of a tensor, or of the one that a pass is planned for."""
     return chosen_for or x.device.type
 
 

@@ -143,8 +143,9 @@ def test_peak_with_documents_that_see_themselves_alone(run, measured):
     model = dataclasses.replace(run.model, attention=attention, vocab_size=512, max_seq_len=512)
     trainer = dataclasses.replace(with_strategy(run.trainer, "single", "none"), micro_batch_size=8, global_batch_size=8)
     apart = dataclasses.replace(run, model=model, trainer=trainer)
-    # A plan of whole sequences is .94 of it.
-    check(apart, [trainer], 1, measured(1, [trainer], config=apart), "cpu", rel=0.05)
+    # Of three runs the least, as what else is resident only adds; a plan of whole sequences is .94 of it.
+    (peaks,) = measured(1, [trainer] * 3, config=apart)
+    check(apart, [trainer], 1, [[min(peaks)]], "cpu", rel=0.05)
 
 
 @glibc
