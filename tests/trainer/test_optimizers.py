@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import chain
 from typing import get_args
 
@@ -14,6 +16,7 @@ import torch
 from quiet_runs import leaves
 
 from birthmark.errors import RunError, UsageError
+from birthmark.models import devices
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.init import ParameterRole, parameter_roles
@@ -26,6 +29,8 @@ from birthmark.trainer.optimizers.schedules import fields_of
 from birthmark.trainer.optimizers.table import OPTIMIZERS, OptimizerName
 from birthmark.trainer.strategies.table import STRATEGIES
 
+#: Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 PLAIN = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12, bias=True, norm="layernorm")
 KV_BIAS = replace(PLAIN, attention=AttentionConfig(kv_bias="key_value"))
 T5 = replace(PLAIN, positions="t5")
@@ -373,6 +378,49 @@ def test_a_mean_of_squares_in_bf16_neither_stalls_nor_drifts():
         nearest = (nearest.float() * 0.999).bfloat16()
     assert float(square.float().mean()) == pytest.approx(before * 0.999**1000, rel=5e-3)
     assert float(nearest) == 0.5
+
+
+@pytest.mark.parametrize("device", [
+    pytest.param("cpu", marks=pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1 and Triton")),
+    pytest.param("cuda", marks=pytest.mark.cuda),
+])  # fmt: skip
+@pytest.mark.parametrize("scaled", [False, True])
+def test_one_kernel_steps_and_rounds_as_torchs_operators_do(device, scaled, monkeypatch):
+    """Rows of 4,096 elements that end within a block; gradients of all sizes, none, and of what is no number."""
+    generator, of_each = torch.Generator().manual_seed(0), []
+    start = torch.randn(3, 3001, generator=generator)
+    gradients = [torch.randn(3, 3001, generator=generator) * 10.0**power for power in (-9, 0, 4)]
+    for gradient in gradients:
+        gradient[0, :7] = 0.0
+    gradients[2][1, 5] = torch.nan
+    for where in ("cpu", device):
+        if where is device:
+            monkeypatch.setattr(devices, "chosen_for", "cuda")
+        parameter = torch.nn.Parameter(start.clone().to(where))
+        optimizer = NarrowAdamW([{"params": [parameter]}], lr=0.01, betas=(0.9, 0.999), weight_decay=0.1)
+        steps = []
+        for number, gradient in enumerate([*gradients, gradients[0]]):
+            parameter.grad = gradient.clone().to(where)
+            if scaled:
+                optimizer.grad_scale = torch.tensor(3.0, device=where)
+                optimizer.found_inf = torch.tensor(float(number == 3), device=where)
+            optimizer.step()
+            state = optimizer.state[parameter]
+            kept = parameter, parameter.grad, *moments(optimizer, parameter)
+            steps.append([x.detach().cpu().clone() for x in kept])
+            assert float(state["step"]) == (3 if scaled and number == 3 else number + 1)
+        of_each.append(steps)
+    for (p, g, *kept), (by_kernel, by_kernel_g, *kept_by_kernel) in zip(*of_each, strict=True):
+        torch.testing.assert_close(by_kernel, p, rtol=2e-6, atol=1e-7, equal_nan=True)
+        torch.testing.assert_close(by_kernel_g, g, rtol=1e-6, atol=0, equal_nan=True)
+        for one, other in zip(kept, kept_by_kernel, strict=True):
+            bits = [x.view(torch.int16).int()[~x.isnan()] for x in (one, other)]
+            assert int((bits[0] - bits[1]).abs().max()) <= 1
+            assert float((bits[0] != bits[1]).float().mean()) < 1e-3
+            assert torch.equal(one.isnan(), other.isnan())
+    if scaled:  # nothing moves where a gradient was found to be infinite
+        for i in (0, 2, 3):
+            torch.testing.assert_close(steps[3][i], steps[2][i], rtol=0, atol=0, equal_nan=True)
 
 
 def test_state_in_bf16_is_loaded_as_it_was_and_goes_on_to_the_bit():

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ...models.devices import runs_on
+from ...models.devices import runs_on, runs_triton
 from ...models.tensor_shards import full_tensor, shard_of
 
 
@@ -55,7 +55,8 @@ class MomentumOptimizer(Optimizer):
 
 
 # ---------------------------------------------------------------- AdamW with state in bf16
-# A step computes in float32, by torch's fused kernel, and rounds what it keeps to bf16, which has eight bits.
+# A step computes in float32 and rounds what it keeps to bf16, which has eight bits: by one kernel on a GPU
+# (``narrow_kernel.py``), elsewhere by torch's fused one on copies of the state.
 #
 # The mean of squares moves by 1 − β₂ of a difference, and a change below 1/512 of it would be lost: with β₂ .999 it
 # could grow only where a square is three times the mean, and never fall. So it is rounded up or down at random, with
@@ -102,6 +103,24 @@ def round_at_random(x: Tensor, bits: Tensor) -> Tensor:
     """
     # The upper halves of the sums, in place: every machine that torch runs on is little-endian.
     return x.view(torch.int32).add_(bits).view(torch.bfloat16)[..., 1::2]
+
+
+@torch.library.custom_op("birthmark::narrow_adamw", mutates_args=("p", "g", "mean", "square"))
+def _step_in_triton(
+    p: torch.Tensor, g: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, step: torch.Tensor,
+    of_row: torch.Tensor, of_column: torch.Tensor, grad_scale: torch.Tensor | None, found_inf: torch.Tensor | None,
+    start: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
+) -> None:  # fmt: skip
+    from .narrow_kernel import step_adamw
+
+    step_adamw(
+        p, g, mean, square, step, of_row, of_column, grad_scale, found_inf, start, lr, beta1, beta2, eps, weight_decay
+    )
+
+
+@_step_in_triton.register_fake
+def _(*_: Any) -> None:
+    """Declare to torch that nothing new is made."""
 
 
 class NarrowAdamW(Optimizer):
@@ -163,18 +182,25 @@ class NarrowAdamW(Optimizer):
         shard = shard_of(parameter)
         if not shard.runs.is_range:
             raise NotImplementedError("a shard of several runs")
-        at_once = _CACHED if runs_on(parameter) == "cpu" else _AT_ONCE
         flat = [shard.local, *(_local(x) for x in (parameter.grad, *(state[key] for key in self.moments)))]
-        pieces = zip(*(x.split(at_once) for x in flat), strict=True) if shard.local.numel() else ()
-        for i, (p, gradient, mean, square) in enumerate(pieces):
-            wide_mean, wide_square = mean.float(), square.float()
-            torch._fused_adamw_(
-                [p], [gradient], [wide_mean], [wide_square], [], [state["step"]], lr=group["lr"], beta1=beta1,
-                beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
-                grad_scale=scale, found_inf=skipped,
+        if not shard.local.numel():
+            pass
+        elif runs_triton(parameter):
+            _step_in_triton(
+                *flat, state["step"], noise.of_row, noise.of_column, scale, skipped, shard.start, group["lr"], beta1,
+                beta2, group["eps"], group["weight_decay"],
             )  # fmt: skip
-            mean.copy_(wide_mean)
-            square.copy_(round_at_random(wide_square, noise.of(shard.start + i * at_once, len(p))))
+        else:
+            at_once = _CACHED if runs_on(parameter) == "cpu" else _AT_ONCE
+            for i, (p, gradient, mean, square) in enumerate(zip(*(x.split(at_once) for x in flat), strict=True)):
+                wide_mean, wide_square = mean.float(), square.float()
+                torch._fused_adamw_(
+                    [p], [gradient], [wide_mean], [wide_square], [], [state["step"]], lr=group["lr"], beta1=beta1,
+                    beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
+                    grad_scale=scale, found_inf=skipped,
+                )  # fmt: skip
+                mean.copy_(wide_mean)
+                square.copy_(round_at_random(wide_square, noise.of(shard.start + i * at_once, len(p))))
         if skipped is not None:
             state["step"] -= skipped
 
