@@ -40,12 +40,26 @@ def _gradients(d, g, u, dg, du, n, BLOCK: tl.constexpr):  # type: ignore[no-unty
 
 
 def product(g: Tensor, u: Tensor, y: Tensor) -> None:
-    """Fill in ``y = silu(g) · u``; all contiguous, of one type and shape."""
+    """Fill in ``y = silu(g) · u``.
+
+    Args:
+        g: gate, bf16, fp16 or float32, contiguous.
+        u: tensor that it multiplies, of the type and shape of ``g``, contiguous, as are all others.
+        y: product.
+    """
     with torch.cuda.device_of(g):
         _product[(triton.cdiv(g.numel(), _BLOCK),)](g, u, y, g.numel(), BLOCK=_BLOCK, num_warps=_WARPS)
 
 
 def gradients(d: Tensor, g: Tensor, u: Tensor, dg: Tensor, du: Tensor) -> None:
-    """Fill in the gradients of ``g`` and ``u``, given that of the product; all contiguous, of one type and shape."""
+    """Fill in the gradients of both factors of :func:`product`.
+
+    Args:
+        d: gradient of the product.
+        g: gate.
+        u: tensor that it multiplies.
+        dg: gradient of the gate.
+        du: gradient of ``u``.
+    """
     with torch.cuda.device_of(g):
         _gradients[(triton.cdiv(g.numel(), _BLOCK),)](d, g, u, dg, du, g.numel(), BLOCK=_BLOCK, num_warps=_WARPS)

@@ -73,9 +73,7 @@ def load_everything() -> None:
     others = ("matplotlib.pyplot", "scipy.stats", "datasets", "rich.console")
     others += ("transformers.models.llama.modeling_llama",)
     ours = (module.name for module in walk_packages(birthmark.__path__, "birthmark."))
-    left_out = re.compile(
-        r"birthmark\.(tests|benchmarks|setup)\b|.*\.(loss|one_walk|received)_kernel$"
-    )  # the last are for a GPU, with Triton
+    left_out = re.compile(r"birthmark\.(tests|benchmarks|setup)\b|.*_kernel$")  # the last are for a GPU, with Triton
     for name in (*others, *(name for name in ours if not left_out.match(name))):
         import_module(name)
     build_what_is_kept(sys.modules["birthmark.launch.command_table"].COMMANDS)
