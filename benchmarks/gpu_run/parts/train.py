@@ -1,4 +1,6 @@
-"""Speed of training: tokens/s, MFU and memory of a run beside other libraries, and the gain of compiling."""
+"""Speed of training: tokens/s, MFU and memory of a run beside other libraries, the gain of compiling, and steps of the
+optimizer alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from libraries import LIBRARIES, CannotBuildError, Loss, Shape
 from record import NOT_INSTALLED, SKIPPED
 from torch import Tensor, nn
 
-from birthmark.trainer.config import TrainerConfig
+from birthmark.models.birth import born
+from birthmark.trainer.config import OptimConfig, TrainerConfig
+from birthmark.trainer.optimizers.parameter_groups import parameter_groups
 from birthmark.trainer.throughput import flops_per_token, peak_flops
 
 from ..case import Case, Setting
@@ -142,6 +146,53 @@ def _run(sized: Sized, how: str, wanted: float | None, setting: Setting) -> Iter
     }
 
 
+# ------------------------------------------------------------------------------------------------------------------
+# A step of the optimizer alone
+
+#: Ways of a step of AdamW, with the norm of all gradients and the clip at 1: torch's own parts first.
+WAYS = {
+    "norm, clip, step": OptimConfig(),
+    "clip in the step": OptimConfig(clip_in_step=True),
+    "state in bf16": OptimConfig(state_dtype="bf16"),
+    "both": OptimConfig(clip_in_step=True, state_dtype="bf16"),
+}
+
+
+def _optimizer_steps(sized: Sized, setting: Setting) -> Iterator[dict[str, Any]]:
+    device = torch.device(setting.device)
+    model = born(sized.config(), 0, device)
+    parameters, states = list(model.parameters()), {}
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+
+    def way(name: str, optim: OptimConfig) -> Callable[[], None]:
+        states[name] = optimizer = optim.optimizer.build(parameter_groups(model, optim.optimizer), optim.lr)
+
+        def step() -> None:
+            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            if optim.clip_in_step:
+                optimizer.grad_scale = ((norm + 1e-6) / optim.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
+            else:
+                nn.utils.clip_grads_with_norm_(parameters, optim.grad_clip, norm)
+            optimizer.step()
+
+        return step
+
+    found = in_turn({name: way(name, optim) for name, optim in WAYS.items()}, device, setting.rounds, 2)
+    for name, time in found.items():
+        moments = [x for of_one in states[name].state.values() for x in of_one.values() if x.ndim]
+        yield {
+            "table": "A step of AdamW alone, with norm and clip",
+            "model": sized.name,
+            "way": name,
+            "parameters": sum(p.numel() for p in parameters),
+            "ms": 1000 * time.seconds,
+            "over the first": time.ratio,
+            "quartiles": f"{time.low:.3f}–{time.high:.3f}",
+            "state, GiB": sum(x.nbytes for x in moments) / GIB,
+        }
+
+
 def cases(setting: Setting) -> list[Case]:
     """Return the cases by importance: first those with a limit, then the others, then the gain of compiling."""
 
@@ -153,17 +204,22 @@ def cases(setting: Setting) -> list[Case]:
         call: Callable[[Setting], Iterator[dict[str, Any]]] = partial(_against, sized, micro_batch, compiled)
         return Case(name, call, seconds)
 
+    def steps(sized: Sized, seconds: float) -> Case:
+        return Case(f"{sized.name}, steps of AdamW", partial(_optimizer_steps, sized), seconds)
+
     if setting.tiny:
         return [
             run(TINY, "no", 0),
             against(TINY, 2, False, 0),
             against(TINY_GPT2, 2, False, 0),
+            steps(TINY, 0),
         ]
     return [
         run(LLAMA_1B, "blocks", 80, MFU),
         against(LLAMA_1B, 4, False, 80),
         against(GPT2_124M, 16, False, 40),
         run(LLAMA_1B, "no", 50, MFU),
+        steps(LLAMA_1B, 20),
         run(GPT2_124M, "no", 30),
         run(GPT2_124M, "blocks", 50),
         run(GPT2_124M, "step", 90),
