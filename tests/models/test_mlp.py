@@ -3,18 +3,15 @@
 Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
 """
 
-import os
 from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import torch
 from oracles import Traffic
+from triton_kernels import DEVICES
 
 from birthmark.models import devices
 from birthmark.models.mlp import gated
-
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
 
 def drawn(dtype, device="cpu"):
@@ -30,10 +27,7 @@ def product_and_gradients(gate, up, d):
     return y.detach(), *torch.autograd.grad(y, (gate, up), d)
 
 
-@pytest.mark.parametrize("device", [
-    pytest.param("cpu", marks=pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1 and Triton")),
-    pytest.param("cuda", marks=pytest.mark.cuda),
-])  # fmt: skip
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
 def test_the_kernels_are_the_formula(device, dtype, error, monkeypatch):
     if device == "cpu":

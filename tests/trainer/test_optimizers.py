@@ -2,11 +2,9 @@
 
 import copy
 import dataclasses
-import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import chain
 from typing import get_args
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from quiet_runs import leaves
+from triton_kernels import DEVICES
 
 from birthmark.errors import RunError, UsageError
 from birthmark.models import devices
@@ -29,8 +28,6 @@ from birthmark.trainer.optimizers.schedules import fields_of
 from birthmark.trainer.optimizers.table import OPTIMIZERS, OptimizerName
 from birthmark.trainer.strategies.table import STRATEGIES
 
-#: Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 PLAIN = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12, bias=True, norm="layernorm")
 KV_BIAS = replace(PLAIN, attention=AttentionConfig(kv_bias="key_value"))
 T5 = replace(PLAIN, positions="t5")
@@ -380,10 +377,7 @@ def test_a_mean_of_squares_in_bf16_neither_stalls_nor_drifts():
     assert float(nearest) == 0.5
 
 
-@pytest.mark.parametrize("device", [
-    pytest.param("cpu", marks=pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1 and Triton")),
-    pytest.param("cuda", marks=pytest.mark.cuda),
-])  # fmt: skip
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_one_kernel_steps_and_rounds_as_torchs_operators_do(device, scaled, monkeypatch):
     """Rows of 4,096 elements that end within a block; gradients of all sizes, none, and of what is no number."""

@@ -183,24 +183,24 @@ class NarrowAdamW(Optimizer):
         if not shard.runs.is_range:
             raise NotImplementedError("a shard of several runs")
         flat = [shard.local, *(_local(x) for x in (parameter.grad, *(state[key] for key in self.moments)))]
-        if not shard.local.numel():
-            pass
-        elif runs_triton(parameter):
-            _step_in_triton(
-                *flat, state["step"], noise.of_row, noise.of_column, scale, skipped, shard.start, group["lr"], beta1,
-                beta2, group["eps"], group["weight_decay"],
-            )  # fmt: skip
-        else:
-            at_once = _CACHED if runs_on(parameter) == "cpu" else _AT_ONCE
-            for i, (p, gradient, mean, square) in enumerate(zip(*(x.split(at_once) for x in flat), strict=True)):
-                wide_mean, wide_square = mean.float(), square.float()
-                torch._fused_adamw_(
-                    [p], [gradient], [wide_mean], [wide_square], [], [state["step"]], lr=group["lr"], beta1=beta1,
-                    beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
-                    grad_scale=scale, found_inf=skipped,
+        at_once, in_triton = _CACHED if runs_on(parameter) == "cpu" else _AT_ONCE, runs_triton(parameter)
+        pieces = zip(*(x.split(at_once) for x in flat), strict=True) if shard.local.numel() else ()
+        for i, (p, gradient, mean, square) in enumerate(pieces):
+            start = shard.start + i * at_once
+            if in_triton:
+                _step_in_triton(
+                    p, gradient, mean, square, state["step"], noise.of_row, noise.of_column, scale, skipped, start,
+                    group["lr"], beta1, beta2, group["eps"], group["weight_decay"],
                 )  # fmt: skip
-                mean.copy_(wide_mean)
-                square.copy_(round_at_random(wide_square, noise.of(shard.start + i * at_once, len(p))))
+                continue
+            wide_mean, wide_square = mean.float(), square.float()
+            torch._fused_adamw_(
+                [p], [gradient], [wide_mean], [wide_square], [], [state["step"]], lr=group["lr"], beta1=beta1,
+                beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
+                grad_scale=scale, found_inf=skipped,
+            )  # fmt: skip
+            mean.copy_(wide_mean)
+            square.copy_(round_at_random(wide_square, noise.of(start, len(p))))
         if skipped is not None:
             state["step"] -= skipped
 

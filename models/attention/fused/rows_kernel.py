@@ -22,15 +22,22 @@ _TILE, _WARPS = 4096, 4
 
 
 @triton.jit
+def _block_of(n_heads, length, K: tl.constexpr, K_BLOCK: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the head of a program's block among all, its sequence and its number there, rows, channels, places of the
+    rows among all, and masks of the rows and channels that exist.
+    """
+    head = tl.program_id(1).to(tl.int64)
+    row, channel = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, K_BLOCK)
+    return head, head // n_heads, head % n_heads, row, channel, head * length + row, row < length, channel < K
+
+
+@triton.jit
 def _combine(  # type: ignore[no-untyped-def]
     x, a, b, v, y, x_batch, x_head, x_row, y_batch, y_head, y_row, n_heads, length,
     HAS_X: tl.constexpr, N: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Process a block of rows of one head."""
-    head = tl.program_id(1).to(tl.int64)
-    sequence, h = head // n_heads, head % n_heads
-    row, channel = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, K_BLOCK)
-    at, there, wide = head * length + row, row < length, channel < K
+    _, sequence, h, row, channel, at, there, wide = _block_of(n_heads, length, K, K_BLOCK, M)
     seen = there[:, None] & wide[None, :]
     found = tl.zeros([M, K_BLOCK], tl.float32)
     if HAS_X:
@@ -52,10 +59,7 @@ def _reduce(  # type: ignore[no-untyped-def]
     K: tl.constexpr, K_BLOCK: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Process a block of rows of one head."""
-    head = tl.program_id(1).to(tl.int64)
-    sequence, h = head // n_heads, head % n_heads
-    row, channel = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, K_BLOCK)
-    at, there, wide = head * length + row, row < length, channel < K
+    head, sequence, h, row, channel, at, there, wide = _block_of(n_heads, length, K, K_BLOCK, M)
     seen = there[:, None] & wide[None, :]
     d += sequence * d_batch + h * d_head
     tile = tl.load(d + row[:, None] * d_row + channel[None, :], mask=seen, other=0.0).to(tl.float32)

@@ -5,8 +5,6 @@ ones are handed: fake tensors check schemas, shapes and strides.
 """
 
 import dataclasses
-import os
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from oracles import Operators
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_iter
+from triton_kernels import interpreted
 
 from birthmark.errors import UsageError
 from birthmark.models import devices
@@ -23,8 +22,6 @@ from birthmark.models.attention.positions import POSITIONS
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.plan.rehearsal import as_on
 
-#: Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 ESTIMATED = CalibrationConfig(correlation="estimated")
 JOINT = CalibrationConfig(squares="joint")
 ARMS = {
@@ -258,7 +255,7 @@ def test_on_a_gpu_every_arm_equals_the_cpu_in_float64(name, width, dtype, tolera
     assert_like_float64(name, width, dtype, tolerance, "cuda", 600, monkeypatch)
 
 
-@pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1; on a GPU the test above runs the kernels")
+@interpreted
 @pytest.mark.parametrize("name", ARMS)
 def test_interpreted_every_arm_equals_the_cpu_in_float64(name, cuda_operators, small_tiles, monkeypatch):
     """This project's kernels under Triton's interpreter, torch's operators as formulas."""

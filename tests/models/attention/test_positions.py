@@ -3,13 +3,12 @@ numbers in float64 and autograd.
 """
 
 import math
-import os
 from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import torch
 from oracles import Traffic
+from triton_kernels import DEVICES
 
 from birthmark.models import devices
 from birthmark.models.attention import rotation as rotation_module
@@ -17,9 +16,6 @@ from birthmark.models.attention.fused import native
 from birthmark.models.attention.positions import AlibiPositions, T5Positions
 from birthmark.models.attention.rotation import rotate, turned, turning
 from birthmark.models.config import ModelConfig
-
-#: Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
 
 def papers_slopes(n):
@@ -150,10 +146,7 @@ def test_a_gpu_reads_and_writes_each_channel_once_in_any_pass_that_is_not_compil
             assert dtype == torch.float64 or (dx.stride(), dict(traffic.bytes)) == (x.stride(), by_kernel)
 
 
-@pytest.mark.parametrize("device", [
-    pytest.param("cpu", marks=pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1 and Triton")),
-    pytest.param("cuda", marks=pytest.mark.cuda),
-])  # fmt: skip
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("n_pairs", "width"), [(K // 2, K), (4, K), (64, 128), (37, 80)])
 @pytest.mark.parametrize("per_sequence", [False, True])

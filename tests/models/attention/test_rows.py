@@ -4,18 +4,16 @@ under Triton's interpreter or on a GPU.
 Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
 """
 
-import os
 from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import torch
+from triton_kernels import interpreted
 
 from birthmark.models import devices
 from birthmark.models.attention.fused import rows
 from birthmark.models.attention.fused.rows import products, scaled, sums_of_gradient, with_vectors
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 B, H, T = 2, 3, 41
 #: Relative error of the largest number: float32 sums, and one rounding to the type of the rows.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -23,7 +21,7 @@ TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 @pytest.fixture(params=[
     "operators",
-    pytest.param("interpreter", marks=pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")),
+    pytest.param("interpreter", marks=interpreted),
     pytest.param("cuda", marks=pytest.mark.cuda),
 ])  # fmt: skip
 def device(request, monkeypatch):

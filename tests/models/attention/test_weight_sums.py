@@ -5,17 +5,16 @@ Without a GPU the kernels run under Triton's interpreter. Triton decides as it i
 this file alone, with ``TRITON_INTERPRET=1``.
 """
 
-import os
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 from oracles import Operators, Traffic
 from torch.utils._pytree import tree_leaves
+from triton_kernels import IS_INTERPRETED
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
@@ -34,7 +33,6 @@ from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.plan.rehearsal import as_on
 from birthmark.trainer.run import pretrain
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 #: Where the kernels run.
 WHERE = ["cpu"] if IS_INTERPRETED else [pytest.param("cuda", marks=pytest.mark.cuda)]
 
