@@ -22,6 +22,7 @@ from birthmark.models.init import ParameterRole, parameter_roles
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.loop.steps import StepGuard, UpdateSkippedError
 from birthmark.trainer.module import PretrainModule, next_token_loss
+from birthmark.trainer.optimizers import classes
 from birthmark.trainer.optimizers.classes import NarrowAdamW, _Noise, round_at_random
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
 from birthmark.trainer.optimizers.schedules import fields_of
@@ -387,9 +388,10 @@ def test_one_kernel_steps_and_rounds_as_torchs_operators_do(device, scaled, monk
     for gradient in gradients:
         gradient[0, :7] = 0.0
     gradients[2][1, 5] = torch.nan
-    for where in ("cpu", device):
-        if where is device:
-            monkeypatch.setattr(devices, "chosen_for", "cuda")
+    for name in ("_CACHED", "_AT_ONCE"):  # two pieces: the second begins within a row
+        monkeypatch.setattr(classes, name, 5000)
+    for where, chosen_for in (("cpu", "cpu"), (device, "cuda")):
+        monkeypatch.setattr(devices, "chosen_for", chosen_for)
         parameter = torch.nn.Parameter(start.clone().to(where))
         optimizer = NarrowAdamW([{"params": [parameter]}], lr=0.01, betas=(0.9, 0.999), weight_decay=0.1)
         steps = []
