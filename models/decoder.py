@@ -216,7 +216,8 @@ class Decoder(nn.Module):
             if dropout is not None:
                 dropout = dropout.of_part(context.positions(tokens_BT.shape[1], tokens_BT.device), tokens_BT.shape[1])
             tokens_BT, targets_BS = context.part(tokens_BT), context.part(targets_BS)
-        x_BTD, place = self.enter(tokens_BT, observer, first, documents, context)
+        rows_BTD, table_VD = self.embed(tokens_BT, with_table=True)
+        x_BTD, place = self.enter(tokens_BT, observer, first, documents, context, rows_BTD)
         if dropout is not None:
             x_BTD, place = dropout.of_stream(x_BTD, "embedding"), replace(place, dropout=dropout)
         if cache is not None:
@@ -226,7 +227,7 @@ class Decoder(nn.Module):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i], routed)
         if targets_BS is not None:
             x_BTD = x_BTD[:, -targets_BS.shape[1] :]
-        left = self.leave(x_BTD[:, -1] if last_only else x_BTD, targets_BS, z_loss, n_counted)
+        left = self.leave(x_BTD[:, -1] if last_only else x_BTD, targets_BS, z_loss, n_counted, table_VD)
         return left if routed is None else self._with_routing(left, routed.cost(global_choices))
 
     def reader(self, n_positions: int) -> Callable[[Tensor], Tensor]:
@@ -240,22 +241,31 @@ class Decoder(nn.Module):
         first: int = 0,
         documents: Documents | None = None,
         context: ContextGroup | None = None,
+        rows_BTD: Tensor | None = None,
     ) -> tuple[Tensor, Placement]:
-        """Compute the input of the blocks ``[B, T, D]``, and the placement of its positions."""
+        """Compute the input of the blocks ``[B, T, D]``, and the placement of its positions; from the rows of the
+        embedding if given.
+        """
         place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first, documents, context)
-        x_BTD = self.positions.embed(self.embed(tokens_BT), place)
+        x_BTD = self.positions.embed(self.embed(tokens_BT) if rows_BTD is None else rows_BTD, place)
         show_residual(observer, "embedding", 0, x_BTD)
         return cast_once(x_BTD) if self.narrow_residual else x_BTD, place
 
     def leave(
-        self, x: Tensor, targets_BS: Tensor | None = None, z_loss: float = 0.0, n_counted: Tensor | None = None
+        self,
+        x: Tensor,
+        targets_BS: Tensor | None = None,
+        z_loss: float = 0.0,
+        n_counted: Tensor | None = None,
+        table_VD: Tensor | None = None,
     ) -> Tensor | TokenLosses:
         """Apply the final norm and head to the blocks' output ``[…, D]``: return logits ``[…, V]``, or losses of
-        targets.
+        targets. ``table_VD``: the embedding's table as its pass gave it, for a tied head.
         """
         x = self.norm(x)
         if self.head is None:
-            return read_out(x, self.embed.weight, targets_BS, z_loss, self.config.logit_softcap, n_counted)
+            table_VD = self.embed.weight if table_VD is None else table_VD
+            return read_out(x, table_VD, targets_BS, z_loss, self.config.logit_softcap, n_counted)
         losses_or_logits: Tensor | TokenLosses = self.head(x, targets_BS, z_loss, n_counted)
         return losses_or_logits
 

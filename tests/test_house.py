@@ -172,7 +172,7 @@ SHIPPED = [*FILES, *(ROOT / f"{name}.py" for name in FLOORS[0] if (ROOT / f"{nam
 #: Modules that start programs; docs/security.md names these programs.
 STARTERS = {
     "audit/pickled_weights.py", "data/workers.py", "launch/commands/launch.py", "launch/job_arrays.py",
-    "models/attention/fused/c_library.py", "study/runner.py", "trainer/provenance.py",
+    "models/c_library.py", "study/runner.py", "trainer/provenance.py",
 }  # fmt: skip
 #: Modules that name this Python and start none: files for a launcher, a line that shows it, a folder of programs.
 NAMERS = {

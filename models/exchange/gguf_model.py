@@ -35,7 +35,7 @@ from ...files import (
     write_json,
     write_sealed_json,
 )
-from ..attention.fused.c_library import cache_folder
+from ..c_library import cache_folder
 from .gguf_header import MAGIC, GgufHeader, LongArray, StoredTensor, read_header
 from .gguf_tensors import READ, GgufTensors, TensorSource, tensor_sources
 from .weight_files import SHARD_BYTES, aligning_metadata, shard_file_names, split_into_shards, write_index

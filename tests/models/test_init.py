@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from oracles import Traffic
 from torch.nn import functional as F
 
 from birthmark.models.attention.positions import Placement
@@ -304,3 +305,23 @@ def test_a_module_that_states_no_roles_is_named():
     model = torch.nn.Sequential(torch.nn.Linear(2, 3))
     with pytest.raises(TypeError, match=r"Linear owns parameters \['weight', 'bias'\] but does not state their roles"):
         parameter_roles(model)
+
+
+def test_the_gradient_of_a_table_is_torchs_to_the_bit():
+    torch.manual_seed(0)
+    table, ids, d = Embedding(300, 24), torch.randint(0, 90, (2, 512)), torch.randn(2, 512, 24)
+    table(ids).backward(d)
+    assert torch.equal(table.weight.grad, torch.autograd.grad(F.embedding(ids, table.weight), table.weight, d)[0])
+
+
+def test_the_gradient_of_a_tied_table_is_the_sum_of_an_untied_models_two():
+    """In one tensor: nothing fills another of its size with zeros."""
+    config = replace(MODEL, tie_embeddings=True)
+    tied, untied, tokens = born(config, 0).double(), born(MODEL, 0).double(), torch.arange(16).view(2, 8) % 7
+    untied.load_state_dict(tied.state_dict() | {"head.weight": tied.embed.weight.detach()})
+    with Traffic() as traffic:
+        tied(tokens[:, :-1], targets_BS=tokens[:, 1:]).objective.backward()
+    untied(tokens[:, :-1], targets_BS=tokens[:, 1:]).objective.backward()
+    torch.testing.assert_close(tied.embed.weight.grad, untied.embed.weight.grad + untied.head.weight.grad)
+    assert traffic.operators["index_add_"] == 2  # of tokens and of positions
+    assert traffic.operators["new_zeros"] == 1

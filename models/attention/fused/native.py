@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .c_library import kernel
+from ...c_library import kernel
 
 _SOURCE = Path(__file__).with_name("causal.c")
 

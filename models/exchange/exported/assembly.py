@@ -39,6 +39,7 @@ _REPLACED: dict[Name, Name] = {
         ("models.attention.weight_reader", "new_reader"),
         ("models.experts.fused_experts", "fused_experts"),
         ("models.experts.routed_mlp", "rows_of_experts"),
+        ("models.init", "read_rows"),
         ("models.linear_cross_entropy", "linear_cross_entropy"),
         ("models.mlp", "gated"),
         ("models.norms", "rms_norm"),

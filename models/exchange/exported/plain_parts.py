@@ -72,6 +72,11 @@ def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
     return ACTIVATIONS[activation](gate) * up
 
 
+def read_rows(table_VD: Tensor, ids: Tensor, may_view: bool) -> tuple[Tensor, Tensor]:
+    """Return the rows of int64 ids, and the table."""
+    return F.embedding(ids, table_VD), table_VD
+
+
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """Apply torch's RMS norm."""
     return F.rms_norm(x, gain.shape, gain, eps)

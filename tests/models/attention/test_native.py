@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from birthmark.models.attention.fused import c_library, kernels, native
+from birthmark.models import c_library
+from birthmark.models.attention.fused import kernels, native
 
 runs_here = pytest.mark.skipif(bool(native.why_not()), reason=f"the kernel in C does not run: {native.why_not()}")
 
