@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
+from ..activations import ACTIVATIONS, DERIVATIVES
 from ..linear_cross_entropy import wide
-from ..mlp import ACTIVATIONS, DERIVATIVES, MLP
+from ..mlp import MLP
 
 # ---------------------------------------------------------------- grouped products
 
@@ -182,7 +183,7 @@ def fused_experts(
         count_E,
         [one.weight for one in maps],
         [one.bias for one in maps if one.bias is not None],
-        mlps[0].activation_name,
+        mlps[0].activation,
         torch.is_grad_enabled(),
     )
     return cast(Tensor, y_ND)

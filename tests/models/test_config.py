@@ -6,6 +6,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from birthmark.errors import UsageError
+from birthmark.models.activations import ACTIVATIONS
 from birthmark.models.attention.aggregation import AGGREGATIONS
 from birthmark.models.attention.attention import GATES, KV_BIASES, NORMALISERS
 from birthmark.models.attention.config import SIMILARITIES
@@ -22,7 +23,6 @@ from birthmark.models.config import (
     ModelConfig,
 )
 from birthmark.models.init import INITIALISERS
-from birthmark.models.mlp import ACTIVATIONS
 from birthmark.models.norms import NORMS
 
 

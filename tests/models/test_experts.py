@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from birthmark.models.activations import ACTIVATIONS
 from birthmark.models.birth import born
 from birthmark.models.config import GATED, ExpertsConfig, InitConfig, ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
@@ -14,7 +15,6 @@ from birthmark.models.experts import fused_experts as grouped_experts
 from birthmark.models.experts.fused_experts import fused_experts
 from birthmark.models.experts.routed_mlp import Mixture
 from birthmark.models.init import birth_plan
-from birthmark.models.mlp import ACTIVATIONS
 
 CONFIG = ModelConfig(
     d_model=16, n_layers=2, n_heads=2, vocab_size=40, max_seq_len=12, mlp="swiglu", d_ff=24,

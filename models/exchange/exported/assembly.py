@@ -31,6 +31,7 @@ _ROOTS: dict[str, Name] = {
 _REPLACED: dict[Name, Name] = {
     (module, name): (f"{_PACKAGE}.plain_parts", name)
     for module, name in (
+        ("models.activations", "activated"),
         ("models.attention.normalisers", "FusedSoftmax"),
         ("models.attention.aggregation", "build_part"),
         ("models.attention.rotation", "rotate"),
@@ -41,7 +42,6 @@ _REPLACED: dict[Name, Name] = {
         ("models.experts.routed_mlp", "rows_of_experts"),
         ("models.init", "read_rows"),
         ("models.linear_cross_entropy", "linear_cross_entropy"),
-        ("models.mlp", "gated"),
         ("models.norms", "rms_norm"),
     )
 }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...activations import ACTIVATIONS
 from ...attention.fused.blockwise import softmax_rows
 from ...attention.normalisers import Explicit
 from ...attention.rotation import turned
@@ -20,7 +21,6 @@ from ...attention.scores import ExtraKey, Scores
 from ...attention.weight_reader import WeightReader
 from ...config import ModelConfig
 from ...linear_cross_entropy import IGNORED, TokenLosses, soft_capped, wide
-from ...mlp import ACTIVATIONS
 
 PartT = TypeVar("PartT", bound=nn.Module)
 
@@ -67,9 +67,10 @@ def products(x_BHTK: Tensor, v_HNK: Tensor) -> Tensor:
     return x_BHTK.float() @ v_HNK.float().mT
 
 
-def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
-    """Multiply the named activation of a gate with a tensor of its shape."""
-    return ACTIVATIONS[activation](gate) * up
+def activated(activation: str, x: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Apply the named activation, and multiply with a factor if given."""
+    y = ACTIVATIONS[activation](x)
+    return y if factor is None else y * factor
 
 
 def read_rows(table_VD: Tensor, ids: Tensor, may_view: bool) -> tuple[Tensor, Tensor]:
