@@ -12,8 +12,8 @@ from torch import Tensor
 
 #: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.
 chosen_for: str | None = None
-#: Compute capability that Triton takes from on.
-_OLDEST = (7, 0)
+#: Compute capability that Triton takes from on; older GPUs have no bf16 either.
+_OLDEST = (8, 0)
 
 
 def runs_on(x: Tensor) -> str:

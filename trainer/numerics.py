@@ -165,8 +165,10 @@ def decisions(asked: TrainerConfig, config: TrainerConfig, device: torch.device)
         )
     if config.matmul == "tf32":
         lines.append("float32 products: rounded to TF32, in snapshots too (trainer.matmul)")
+    if config.precision == "bf16" and not fast_in_bf16(device):
+        lines.append("precision: bf16, for which this device has no units; fp32 is faster (trainer.precision)")
     if device.type == "cpu" and config.precision == "bf16" and (why := native.why_not()):
-        lines.append(f"attention in bf16: by torch's matrix products in place of our kernel ({why})")
+        lines.append(f"attention and activations in bf16: by torch's operators in place of our kernels in C ({why})")
     if device.type == "cuda" and (why := why_not_triton("cuda")):
         lines.append(f"kernels in Triton: torch's operators, which are slower, in their place ({why})")
     if config.deterministic and device.type == "cuda":

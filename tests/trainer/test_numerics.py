@@ -65,7 +65,21 @@ def test_what_is_given_is_kept(units, monkeypatch):
         assert numerics.decisions(asked, asked, CPU) == []
 
 
-def test_a_run_says_why_attention_is_not_our_kernels(monkeypatch):
+def test_a_run_says_that_the_device_has_no_units_for_the_bf16_that_was_asked_for(units, gpu, monkeypatch):
+    monkeypatch.setattr(native, "why_not", lambda: "")
+    monkeypatch.setattr(numerics, "why_not_triton", lambda device_type: "")
+    asked = TrainerConfig(precision="bf16")
+    for has, n_lines in ((True, 0), (False, 1)):
+        units(has)
+        gpu(8 if has else 7, 5)
+        for device in (CPU, GPU):
+            lines = numerics.decisions(asked, asked, device)
+            assert len(lines) == n_lines
+            assert all("no units" in line and "fp32 is faster" in line for line in lines)
+
+
+def test_a_run_says_why_attention_is_not_our_kernels(monkeypatch, units):
+    units(True)
     monkeypatch.setattr(native, "why_not", lambda: "there is no C compiler (gcc)")
     for precision, lines in (("fp32", 0), ("bf16", 1)):
         found = numerics.decisions(TrainerConfig(), TrainerConfig(precision=precision), CPU)
@@ -91,8 +105,8 @@ def test_a_run_says_why_kernels_in_triton_do_not_run(gpu, monkeypatch):
     assert missing() == "Triton needs a C compiler (tcc), apt install gcc"
     monkeypatch.delenv("CC")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    gpu(6, 1)
-    assert missing() == "the GPU is of compute capability 6.1, Triton takes 7.0 and newer"
+    gpu(7, 5)
+    assert missing() == "the GPU is of compute capability 7.5, Triton takes 8.0 and newer"
     monkeypatch.setattr(devices.shutil, "which", lambda name: None)
     assert missing() == "Triton needs a C compiler (gcc), apt install gcc"
 
