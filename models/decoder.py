@@ -216,7 +216,7 @@ class Decoder(nn.Module):
             if dropout is not None:
                 dropout = dropout.of_part(context.positions(tokens_BT.shape[1], tokens_BT.device), tokens_BT.shape[1])
             tokens_BT, targets_BS = context.part(tokens_BT), context.part(targets_BS)
-        rows_BTD, table_VD = self.embed(tokens_BT, with_table=True)
+        rows_BTD, table_VD = self.embed.with_table(tokens_BT)
         x_BTD, place = self.enter(tokens_BT, observer, first, documents, context, rows_BTD)
         if dropout is not None:
             x_BTD, place = dropout.of_stream(x_BTD, "embedding"), replace(place, dropout=dropout)

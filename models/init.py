@@ -310,11 +310,9 @@ class _Rows(torch.autograd.Function):
         return d_table_VD.index_add_(0, ctx.saved_tensors[0].flatten(), d.flatten(0, -2)), None
 
 
-def read_rows(table_VD: Tensor, ids: Tensor, may_view: bool) -> tuple[Tensor, Tensor]:
-    """Return the rows of int64 ids, ``[…] → […, D]``, and the table for another reader: a view, if it may be, to whose
-    gradient that of the rows is added.
-    """
-    if may_view and trains_on_cpu(table_VD):
+def read_rows(table_VD: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of int64 ids, ``[…] → […, D]``, and the table for another reader."""
+    if trains_on_cpu(table_VD):
         both: tuple[Tensor, Tensor] = _Rows.apply(table_VD, ids)
         return both
     return F.embedding(ids, table_VD), table_VD
@@ -330,16 +328,16 @@ class Embedding(nn.Embedding):
         super().__init__(n_rows, width)
         self.parameter_roles = {"weight": role}
 
-    @override
-    def forward(  # type: ignore[override]
-        self, ids: Tensor, with_table: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the rows of int64 ids, ``[…] → […, width]``; with ``with_table`` the table too, for the output head of
-        the same pass.
-        """
-        # Hooks may take the table away after this pass (ZeRO 3): a view would keep it.
-        rows, table_VD = read_rows(self.weight, ids, may_view=not self._forward_hooks)
-        return (rows, table_VD) if with_table else rows
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of int64 ids, ``[…] → […, width]``."""
+        return read_rows(self.weight, ids)[0]
+
+    def with_table(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of ids, and the table for the output head of the same pass."""
+        # Hooks see a call of the module, and may take the table away behind it (ZeRO 3): a view would keep it.
+        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
+            return self(ids), self.weight
+        return read_rows(self.weight, ids)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`StatesBirth`."""

@@ -73,7 +73,7 @@ def activated(activation: str, x: Tensor, factor: Tensor | None = None) -> Tenso
     return y if factor is None else y * factor
 
 
-def read_rows(table_VD: Tensor, ids: Tensor, may_view: bool) -> tuple[Tensor, Tensor]:
+def read_rows(table_VD: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows of int64 ids, and the table."""
     return F.embedding(ids, table_VD), table_VD
 
