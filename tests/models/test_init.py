@@ -312,6 +312,8 @@ def test_the_gradient_of_a_table_is_torchs_to_the_bit():
     table, ids, d = Embedding(300, 24), torch.randint(0, 90, (2, 512)), torch.randn(2, 512, 24)
     table(ids).backward(d)
     assert torch.equal(table.weight.grad, torch.autograd.grad(F.embedding(ids, table.weight), table.weight, d)[0])
+    of_head = torch.randn(300, 24)
+    assert torch.equal(torch.autograd.grad(table.with_table(ids)[1], table.weight, of_head)[0], of_head)
 
 
 def test_the_gradient_of_a_tied_table_is_the_sum_of_an_untied_models_two():
