@@ -2,27 +2,10 @@
 // Every result is computed in float32 and rounded once.
 
 #include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 
-typedef uint16_t bf16;
+#include "bf16.h"
 
 enum { BLOCK = 4096 };
-
-static inline float wide(bf16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &bits, sizeof y);
-    return y;
-}
-
-// To the nearest, of two as near the even one.
-static inline bf16 rounded(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bf16 nearest = (bf16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-    return x != x ? 0x7fc0 : nearest;
-}
 
 static inline int64_t end_of(int64_t start, int64_t n) { return start + BLOCK < n ? start + BLOCK : n; }
 

@@ -68,21 +68,18 @@ class _Activated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, activation: str, x: Tensor, factor: Tensor | None) -> Tensor:
-        ctx.activation = activation
+        ctx.activation, ctx.looks_up = activation, factor is None or not fuses_rows(x)
         ctx.save_for_backward(x, factor)
-        found: Tensor = _product(x, factor) if factor is not None and fuses_rows(x) else _look_up(activation, x, factor)
+        found: Tensor = _look_up(activation, x, factor) if ctx.looks_up else _product(x, factor)
         return found
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[None, Tensor, Tensor | None]:
         x, factor = ctx.saved_tensors
-        d = d.contiguous()
-        if factor is None:
-            return None, _look_up_gradients(ctx.activation, d, x, None)[0], None
-        gradients: tuple[Tensor, Tensor]
-        gradients = _gradients(d, x, factor) if fuses_rows(x) else _look_up_gradients(ctx.activation, d, x, factor)
-        return None, *gradients
+        given = d.contiguous(), x, factor
+        dx, d_factor = _look_up_gradients(ctx.activation, *given) if ctx.looks_up else _gradients(*given)
+        return None, dx, None if factor is None else d_factor
 
 
 # ---------------------------------------------------------------- SwiGLU's product on a GPU

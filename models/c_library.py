@@ -17,6 +17,8 @@ from ..files import atomic_path, one_line, user_path
 
 _FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 _INSTRUCTIONS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma")
+#: What C files here include.
+_HEADER = Path(__file__).with_name("bf16.h")
 #: Seconds after which a compiler is taken not to come back; this library takes one.
 _PATIENCE = 120
 
@@ -46,15 +48,16 @@ def cache_folder() -> Path:
 def load(source: Path) -> ctypes.CDLL:
     """Compile a C file by ``$CC`` (gcc) if needed, and load the library.
 
-    A compiled file is named by a hash of its source and flags, and moved into place whole, so that concurrent processes
-    may each make it.
+    A compiled file is named by a hash of its source, header and flags, and moved into place whole, so that concurrent
+    processes may each make it.
 
     Raises:
         CannotCompileError: there is no compiler, it fails, or the result cannot be kept or loaded.
     """
     command = shlex.split(os.environ.get("CC", "gcc"))
     flags = (*_FLAGS, *_INSTRUCTIONS)
-    made_of = hashlib.sha256(source.read_bytes() + "\0".join((*command, *flags)).encode()).hexdigest()
+    texts = source.read_bytes(), _HEADER.read_bytes(), "\0".join((*command, *flags)).encode()
+    made_of = hashlib.sha256(b"".join(texts)).hexdigest()
     library = cache_folder() / f"{source.stem}-{made_of[:16]}.so"
     try:
         if not library.is_file():
@@ -62,7 +65,7 @@ def load(source: Path) -> ctypes.CDLL:
                 raise CannotCompileError(f"there is no C compiler ({' '.join(command) or 'CC is empty'})")
             with atomic_path(library) as new:
                 made = subprocess.run(
-                    [*command, *flags, str(source), "-o", str(new), "-lm"],
+                    [*command, *flags, f"-I{_HEADER.parent}", str(source), "-o", str(new), "-lm"],
                     capture_output=True,
                     text=True,
                     errors="replace",

@@ -1,10 +1,7 @@
 // Turns the channel pairs of bf16 queries or keys by angles, in float32: each result is rounded once, as torch's
 // products and differences are (compile with -ffp-contract=off).
 
-#include <stdint.h>
-#include <string.h>
-
-typedef uint16_t bf16;
+#include "bf16.h"
 
 // Steps in elements.
 typedef struct {
@@ -16,21 +13,6 @@ typedef struct {
     const float *cos, *sin;  // [B or 1, T, P], the last axis contiguous
     int64_t table_sequence, table_position;
 } turn;
-
-static inline float wide(bf16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &bits, sizeof y);
-    return y;
-}
-
-// To the nearest, of two as near the even one.
-static inline bf16 rounded(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bf16 nearest = (bf16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-    return x != x ? 0x7fc0 : nearest;
-}
 
 void birthmark_turn(const turn *a) {
 #pragma omp parallel for collapse(2) schedule(static)

@@ -204,8 +204,8 @@ def _over_training(results: Sequence[PairResult], test: str, seeds: Sequence[int
                 values = np.array([max(by_step[step]) for step in steps])
                 name = f"seed {seed}, {'own birth' if own else 'strangers, largest'}"
                 series.append(Series(values, {"step": steps}, place, name, look))
-    place = list(results[0].fingerprints).index(test) if results else 0
-    return CurvePanel(f"z-{place}", f"z, {test}", series, csv="table.csv")
+    number = list(results[0].fingerprints).index(test) if results else 0
+    return CurvePanel(f"z-{number}", f"z, {test}", series, csv="table.csv")
 
 
 # ---------------------------------------------------------------- the run

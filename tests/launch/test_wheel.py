@@ -13,7 +13,9 @@ ROOT = Path(birthmark.__file__).resolve().parent
 def test_the_wheel_holds_every_package_template_and_config_and_nothing_else(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
     rooms = [f for f in ROOT.iterdir() if (f / "__init__.py").is_file() and f.name != "research"]
-    expected = {file for room in rooms for file in room.rglob("*") if file.suffix in (".py", ".c", ".yaml", ".j2")}
+    expected = {
+        file for room in rooms for file in room.rglob("*") if file.suffix in (".py", ".c", ".h", ".yaml", ".j2")
+    }
     expected |= {ROOT / "py.typed", *ROOT.glob("*.py")} - {ROOT / "setup.py"}
     expected |= {*(ROOT / "launch").glob("*.s[hb]*"), ROOT / "launch/hostfile"}
     expected |= set((ROOT / "report/assets").iterdir())
