@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import ClassVar
 
@@ -18,7 +17,7 @@ from typing_extensions import override
 
 from .. import metrics as _metrics
 from ..metrics.directions import Contraction
-from ..metrics.dominance import DominanceRatio, EffectiveRank, MassiveActivations, RankOfPlaces, RankResult
+from ..metrics.dominance import DominanceRatio, EffectiveRank, MassiveActivations, RankBeside, RankOfPlaces
 from ..metrics.neurons import SuperNeurons, UnitWeights, no_weights, super_neurons, unit_weights
 from ..metrics.preference import coverage, kl_to_uniform, normalised_entropy, preference_ratio
 from ..metrics.qk_lock import QKLock
@@ -337,11 +336,14 @@ class ObservedStates(_Builtin):
         n_places, seq_len, width = setting.sizes.n_layers + 1, setting.sizes.seq_len, setting.sizes.d_model
         self.dominance = DominanceRatio(n_places, seq_len).to(setting.device)
         self.massive = MassiveActivations(n_places, seq_len, width, N_MASSIVE).to(setting.device)
-        self.by_block = RankOfPlaces(n_places, width) if setting.by_block else None
+        self.rank: EffectiveRank | RankBeside | RankOfPlaces
+        if setting.by_block:
+            self.rank = RankOfPlaces(n_places, width)
+            return
         n_rows = None if setting.device.type == "cpu" else N_MOMENT_ROWS
-        self.rank = self.by_block or EffectiveRank(n_places, width, n_rows).to(setting.device)
-        self.solves_apart = setting.device.type == "cuda" and world_size() == 1 and self.by_block is None
-        self.solving: Future[RankResult] | None = None
+        self.rank = EffectiveRank(n_places, width, n_rows).to(setting.device)
+        if setting.device.type == "cuda" and world_size() == 1 and self.rank.at_most:
+            self.rank = RankBeside(self.rank, setting.n_sequences)
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
@@ -353,17 +355,12 @@ class ObservedStates(_Builtin):
 
     @override
     def passed(self, layer: int) -> None:
-        if self.by_block is not None:
-            self.by_block.passed(layer)
-        elif self.solves_apart and layer == 0:
-            # A GPU's solvers wait for one another more than they compute: beside them there is time for all else.
-            pool = ThreadPoolExecutor(1)
-            self.solving = pool.submit(self.rank.compute)
-            pool.shutdown(wait=False)
+        if isinstance(self.rank, RankOfPlaces):
+            self.rank.passed(layer)
 
     @override
     def result(self) -> tuple[Scalars, Arrays]:
-        dominance, massive, rank = self.dominance.compute(), self.massive.compute(), self._solved()
+        dominance, massive, rank = self.dominance.compute(), self.massive.compute(), self.rank.compute()
         arrays = {
             "dominance": dominance.by_position,
             "massive_value": massive.value,
@@ -380,9 +377,6 @@ class ObservedStates(_Builtin):
             "effective_rank": rank.effective_rank[-1],
         }
         return scalars, arrays
-
-    def _solved(self) -> RankResult:
-        return self.rank.compute() if self.solving is None else self.solving.result()
 
 
 class ObservedLock(_Builtin):

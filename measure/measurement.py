@@ -181,6 +181,7 @@ def measure(
         documents_NT is not None,
         by_block=run.by_block,
         n_same=int((probe_NT == probe_NT[:1]).all(0).cumprod().sum()),
+        n_sequences=len(probe_NT),
     )
     finite = FiniteWatch(config.n_layers, setting.device)
     # Weights that are released with their block are not compared: changes by a metric are gone with them.

@@ -95,6 +95,8 @@ class Setting:
     """True if all batches pass a block before any passes the next, so that a place is complete once passed."""
     n_same: int = 0
     """Leading positions at which all sequences of the probe hold the same tokens."""
+    n_sequences: int = 0
+    """Sequences of the probe."""
 
     @property
     def n_constant(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, reduce
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -45,7 +45,8 @@ def each_at_once(function: Callable[[Tensor], Tensor], matrices: Iterable[Tensor
     matrices, n_threads = list(matrices), torch.get_num_threads()
     device_type = matrices[0].device.type if matrices else "cpu"
     if device_type == "cuda" and len(matrices) > 1 and at_most > 1:
-        return _on_streams(function, matrices, min(at_most, len(matrices), _STREAMS))
+        streams = MatrixStreams(matrices[0].device, min(at_most, len(matrices)))
+        return streams.results([streams.submit(function, matrix) for matrix in matrices])
     if device_type != "cpu":
         return [function(matrix) for matrix in matrices]
     # numpy's threads do not know of torch's.
@@ -65,38 +66,53 @@ def _streams(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
     return tuple(torch.cuda.Stream(device) for _ in range(_STREAMS))
 
 
-def _on_streams(function: Callable[[Tensor], Tensor], matrices: list[Tensor], n_streams: int) -> list[Tensor]:
-    """Apply ``function`` to each matrix in a thread with its own stream, because solvers make their thread wait for the
-    device.
-    """
-    device = matrices[0].device
-    caller, streams = torch.cuda.current_stream(device), _streams(device)[:n_streams]
-    # Torch loads its solvers at the first call, which fails where that comes from several threads
-    # (github.com/pytorch/pytorch/issues/90613).
-    torch.linalg.eigvalsh(torch.ones(1, 1, device=device))
-    idle: SimpleQueue[torch.cuda.Stream] = SimpleQueue()
-    for stream in streams:
-        # The matrices, and all memory that is free now, are the caller's.
-        stream.wait_stream(caller)
-        idle.put(stream)
+class MatrixStreams:
+    """Streams of a GPU, each with a thread, that apply a function to matrices while the caller's stream goes on.
+    Solvers make their thread wait for the device.
 
-    def on_a_stream(matrix: Tensor) -> Tensor:
-        stream = idle.get()
+    Args:
+        device: the GPU.
+        at_most: limit of matrices at once.
+    """
+
+    def __init__(self, device: torch.device, at_most: int) -> None:
+        # Torch loads its solvers at the first call, which fails where that comes from several threads
+        # (github.com/pytorch/pytorch/issues/90613).
+        torch.linalg.eigvalsh(torch.ones(1, 1, device=device))
+        self.device, self.streams = device, _streams(device)[:at_most]
+        self._idle: SimpleQueue[torch.cuda.Stream] = SimpleQueue()
+        for stream in self.streams:
+            self._idle.put(stream)
+        self._pool = ThreadPoolExecutor(len(self.streams))
+
+    def submit(self, function: Callable[[Tensor], Tensor], matrix: Tensor) -> Future[Tensor]:
+        """Apply ``function``, which returns a new tensor, to a matrix as the caller's stream has it now; it must not
+        change afterwards.
+        """
+        caller = torch.cuda.current_stream(self.device)
+        return self._pool.submit(self._apply, function, matrix, caller, caller.record_event())
+
+    def _apply(
+        self, function: Callable[[Tensor], Tensor], matrix: Tensor, caller: torch.cuda.Stream, ready: torch.cuda.Event
+    ) -> Tensor:
+        stream = self._idle.get()
         try:
-            with torch.cuda.device(device), torch.cuda.stream(stream):
+            with torch.cuda.device(self.device), torch.cuda.stream(stream):
+                stream.wait_event(ready)
                 found = function(matrix)
                 # Its memory is the stream's, and the caller reads it.
                 found.record_stream(caller)
                 return found
         finally:
-            idle.put(stream)
+            self._idle.put(stream)
 
-    try:
-        with ThreadPoolExecutor(n_streams) as pool:
-            return list(pool.map(on_a_stream, matrices))
-    finally:
-        for stream in streams:
+    def results(self, submitted: Iterable[Future[Tensor]]) -> list[Tensor]:
+        """Return the results for the caller's stream, and end the threads."""
+        self._pool.shutdown(wait=True)
+        caller = torch.cuda.current_stream(self.device)
+        for stream in self.streams:
             caller.wait_stream(stream)
+        return [future.result() for future in submitted]
 
 
 # ---------------------------------------------------------------- states
@@ -318,14 +334,22 @@ class EffectiveRank(AdditiveMetric):
             upper_DD[start : start + rows, start:] = self._block(moment, start, rows, offset)
         return symmetric_eigenvalues(upper_DD).flip(0)
 
+    @property
+    def at_most(self) -> int:
+        """Limit of places whose eigenvalues a GPU solves at once, for memory."""
+        return _SOLVER_BYTES // (_SOLVER_MATRICES * self.moment.element_size() * self.d_model**2)
+
+    def begin(self, place: int, streams: MatrixStreams) -> Future[Tensor]:
+        """Solve a place that will not be updated any more, beside the caller's stream: its eigenvalues, falling."""
+        return streams.submit(self._eigenvalues, self.moment[place])
+
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues of every place's second moment, falling, ``[S, d]``. Collective once synchronised:
         processes share the places.
         """
         own = self._held_moments()
         eigenvalues_SD = self.moment.new_zeros(len(self.moment), self.d_model)
-        at_most = _SOLVER_BYTES // (_SOLVER_MATRICES * self.moment.element_size() * self.d_model**2)
-        for place, values_D in zip(own, each_at_once(self._eigenvalues, own.values(), at_most), strict=True):
+        for place, values_D in zip(own, each_at_once(self._eigenvalues, own.values(), self.at_most), strict=True):
             eigenvalues_SD[place] = values_D
         return sum_over_ranks(eigenvalues_SD, self._group) if self._is_synced else eigenvalues_SD
 
@@ -342,6 +366,35 @@ def rank_result(eigenvalues_SD: Tensor, n_vectors_S: Tensor) -> RankResult:
     share_SD = singular_SD / singular_SD.sum(-1, keepdim=True)
     rank_S = torch.special.entr(share_SD).sum(-1).exp()
     return RankResult(rank_S.cpu().numpy(), singular_SD.cpu().numpy())
+
+
+class RankBeside:
+    """Effective rank in one process on a GPU, which solves each place beside the rest of the pass, once all sequences
+    have shown it.
+
+    Args:
+        rank: metric that holds the second moments.
+        n_sequences: number of sequences of the probe.
+    """
+
+    def __init__(self, rank: EffectiveRank, n_sequences: int) -> None:
+        self.rank, self.n_sequences = rank, n_sequences
+        n_places = len(rank.moment)
+        self.n_shown = [0] * n_places
+        self.streams = MatrixStreams(rank.moment.device, min(rank.at_most, n_places))
+        self.solving: dict[int, Future[Tensor]] = {}
+
+    def update(self, place: int, h_BTD: Tensor) -> None:
+        """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
+        self.rank.update(place, h_BTD)
+        self.n_shown[place] += len(h_BTD)
+        if self.n_shown[place] == self.n_sequences:
+            self.solving[place] = self.rank.begin(place, self.streams)
+
+    def compute(self) -> RankResult:
+        """Return effective rank and singular values of every place. All sequences have shown all places."""
+        eigenvalues_S = self.streams.results(self.solving[place] for place in range(len(self.n_shown)))
+        return rank_result(torch.stack(eigenvalues_S), self.rank.n_vectors)
 
 
 # ---------------------------------------------------------------- effective rank of places that are passed in turn

@@ -13,6 +13,7 @@ from birthmark.metrics.dominance import (
     DominanceRatio,
     EffectiveRank,
     MassiveActivations,
+    RankBeside,
     each_at_once,
     symmetric_eigenvalues,
 )
@@ -164,6 +165,12 @@ class Stream:
     def wait_stream(self, other):
         self.log.append((self.name, "waits for", other.name))
 
+    def record_event(self):
+        return Stream(self.log, f"{self.name}'s event")
+
+    def wait_event(self, event):
+        self.log.append((self.name, "waits for", event.name))
+
 
 @pytest.fixture
 def log(monkeypatch):
@@ -180,25 +187,43 @@ def log(monkeypatch):
     return log
 
 
+CPU = torch.device("cpu")
+
+
 def test_streams_wait_for_the_caller_and_it_for_them(log):
     matrices = list(symmetric(7, 4))
-    found = dominance._on_streams(torch.linalg.eigvalsh, matrices, 3)
+    streams = dominance.MatrixStreams(CPU, 3)
+    found = streams.results([streams.submit(torch.linalg.eigvalsh, matrix) for matrix in matrices])
     assert torch.equal(torch.stack(found), torch.stack([torch.linalg.eigvalsh(matrix) for matrix in matrices]))
-    assert log[:3] == [(i, "waits for", "caller") for i in range(3)]
     assert log[-3:] == [("caller", "waits for", i) for i in range(3)]
-    at_work = log[3:-3]
-    assert sum(entry[1] == "works" for entry in at_work) == 7
+    for i in range(3):
+        of_stream = [entry[1:] for entry in log if entry[0] == i]
+        assert of_stream == [("works",), ("waits for", "caller's event")] * (len(of_stream) // 2)
+    assert sum(entry[1] == "works" for entry in log) == 7
     # What each gives is the caller's to read.
-    assert sum(entry == ("caller", "reads") for entry in at_work) == 7
+    assert sum(entry == ("caller", "reads") for entry in log) == 7
 
 
 def test_the_caller_waits_too_where_one_fails(log):
     def fails(_):
         raise RuntimeError("no eigenvalues")
 
+    streams = dominance.MatrixStreams(CPU, 2)
     with pytest.raises(RuntimeError, match="no eigenvalues"):
-        dominance._on_streams(fails, list(symmetric(3, 2)), 2)
+        streams.results([streams.submit(fails, matrix) for matrix in symmetric(3, 2)])
     assert log[-2:] == [("caller", "waits for", 0), ("caller", "waits for", 1)]
+
+
+def test_a_place_is_solved_once_all_sequences_have_shown_it(log):
+    h_SBTD = torch.stack([hidden(seed=seed) for seed in range(3)])
+    rank, expected = RankBeside(EffectiveRank(3, 10), 8), EffectiveRank(3, 10)
+    for batch in (slice(0, 5), slice(5, 8)):
+        for place, h_BTD in enumerate(h_SBTD[:, batch]):
+            expected.update(place, h_BTD)
+            rank.update(place, h_BTD)
+            assert len(rank.solving) == (place + 1 if batch.stop == 8 else 0)
+    for found, wanted in zip(rank.compute(), expected.compute(), strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.cuda
@@ -210,5 +235,11 @@ def test_a_gpu_has_the_eigenvalues_of_the_cpu():
         for place in range(12):
             metric.update(place, (h_BTD * (1 + place)).to(device))
         both.append(metric.compute())
+        if device == "cuda":
+            beside = RankBeside(EffectiveRank(12, 128).to(device), 4)
+            for place in range(12):
+                beside.update(place, (h_BTD * (1 + place)).to(device))
+            for found, alone in zip(beside.compute(), both[1], strict=True):
+                np.testing.assert_allclose(found, alone, rtol=1e-6, atol=1e-6)
     for cpu, cuda in zip(*both, strict=True):
         torch.testing.assert_close(torch.from_numpy(cuda), torch.from_numpy(cpu), rtol=1e-4, atol=1e-4)
