@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..kernel_devices import fuses_rows, runs_on
 from .c_library import kernel
-from .devices import fuses_rows, runs_on
 
 #: Activations by name; a gated MLP applies its own to the gate.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ..kernel_devices import trains_on_cpu
 from .config import InitConfig
-from .devices import trains_on_cpu
 
 # ---------------------------------------------------------------- random generators by key
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .devices import runs_on, why_not_triton
+from ..kernel_devices import runs_on, why_not_triton
 from .experts.routing_losses import RoutingCost
 
 #: A target that counts nowhere.

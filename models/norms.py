@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..kernel_devices import trains_on_cpu
 from .config import InitConfig, ModelConfig
-from .devices import trains_on_cpu
 from .init import Constant, Distribution, Linear, ParameterRole
 
 # ---------------------------------------------------------------- RMSNorm (arXiv 1910.07467) over the last axis

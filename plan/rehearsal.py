@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map
 
+from .. import kernel_devices
 from ..data.packing import DocumentBorders
 from ..errors import UsageError
-from ..models import devices
 from ..models.attention.context_parallel import ContextGroup
 from ..models.attention.fused.backends import FusedAttention, backend_for
 from ..models.birth import Sharder, empty_decoder
@@ -92,7 +92,7 @@ def as_on(device: str) -> Iterator[None]:
     """Run passes over CPU tensors as on ``cuda``, or unchanged for ``cpu``. Only for fake tensors: the stand-ins for a
     GPU's kernels compute no values.
     """
-    devices.chosen_for = device
+    kernel_devices.chosen_for = device
     try:
         if device == "cpu":
             yield
@@ -100,7 +100,7 @@ def as_on(device: str) -> Iterator[None]:
             with _OnGPU():
                 yield
     finally:
-        devices.chosen_for = None
+        kernel_devices.chosen_for = None
 
 
 # ---------------------------------------------------------------- rehearsal of one optimizer step of a planned run

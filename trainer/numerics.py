@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..errors import UsageError
+from ..kernel_devices import why_not_triton
 from ..measure.records import RunDir
 from ..models.attention.attention import LinearGate
 from ..models.attention.fused import native
 from ..models.decoder import Decoder
-from ..models.devices import why_not_triton
 from ..models.experts.routed_mlp import Mixture
 from ..models.init import Linear
 from ..models.norms import NormGate

@@ -28,6 +28,7 @@ from ..data.process_batches import StreamSource
 from ..data.splitting import duplicates_in_words
 from ..errors import UsageError
 from ..evaluation.evaluator import Evaluator, Material
+from ..kernel_devices import why_not_triton
 from ..measure.measurement import check_attention_weights
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
@@ -35,7 +36,6 @@ from ..models.adapters import base_digest
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
 from ..models.decoder import Decoder
-from ..models.devices import why_not_triton
 from ..report.terminal import say
 from .checkpoints.folder_io import FolderCheckpointIO
 from .checkpoints.upload import Uploader

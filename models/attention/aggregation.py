@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ...errors import UsageError
+from ...kernel_devices import runs_on
 from ..config import InitConfig, ModelConfig
-from ..devices import runs_on
 from ..init import INITIALISERS, Constant, Distribution, ParameterRole, Role, birth_plan, parameter_roles
 from ..user_classes import import_user_class, in_words, is_user_class
 from .correlation import CORRELATIONS

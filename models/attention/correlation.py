@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...kernel_devices import runs_on
 from ..config import InitConfig, ModelConfig
-from ..devices import runs_on
 from ..init import Constant, Distribution, ParameterRole, keyed_generator
 from ..tensor_shards import gathered_in_passes, reshard
 from .document_mask import Documents

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...kernel_devices import fuses_rows, runs_on, trains_on_cpu
 from ..c_library import kernel
-from ..devices import fuses_rows, runs_on, trains_on_cpu
 
 _SOURCE = Path(__file__).with_suffix(".c")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..devices import runs_triton
+from ...kernel_devices import runs_triton
 from .fused.backends import over_heads
 from .fused.kernels import visible_attention, visible_lse
 from .fused.one_walk import walk

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .. import devices
+from ... import kernel_devices
 from .fused import weight_sums
 from .fused.backends import over_heads
 from .fused.blockwise import softmax_with_lse_
@@ -116,7 +116,7 @@ def walks(scores: Scores, v_BGSK: Tensor) -> bool:
     whole = scores.k_BGSK.shape[2] == scores.q_BHTK.shape[2] and not scores.place.is_chunk
     narrow = max(scores.q_BHTK.shape[-1], v_BGSK.shape[-1]) <= weight_sums.WIDEST
     takes = whole and narrow and len(dtypes) == 1 and dtypes <= {*weight_sums.DTYPES}
-    planned, device_type = devices.chosen_for is not None, devices.runs_on(scores.q_BHTK)
+    planned, device_type = kernel_devices.chosen_for is not None, kernel_devices.runs_on(scores.q_BHTK)
     return takes and (device_type == "cuda" if planned else not weight_sums.why_not(device_type))
 
 

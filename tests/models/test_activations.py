@@ -11,7 +11,8 @@ import torch
 from oracles import Traffic
 from triton_kernels import DEVICES
 
-from birthmark.models import activations, devices
+from birthmark import kernel_devices
+from birthmark.models import activations
 from birthmark.models.activations import activated
 
 
@@ -32,7 +33,7 @@ def product_and_gradients(gate, up, d):
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
 def test_the_kernels_are_the_formula(device, dtype, error, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr(devices, "chosen_for", "cuda")
+        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
         monkeypatch.setattr(
             import_module("birthmark.models.gated_kernel"), "_BLOCK", 256
         )  # the last of three cut short
@@ -49,7 +50,7 @@ def test_kernels_move_eight_tensors_where_separate_operators_move_fourteen(monke
     given = [x.to("meta") for x in drawn(torch.bfloat16)]
     moved = {}
     for kind, looks_up in (("cpu", False), ("cpu", True), ("cuda", False)):
-        monkeypatch.setattr(devices, "chosen_for", kind)
+        monkeypatch.setattr(kernel_devices, "chosen_for", kind)
         monkeypatch.setattr(activations, "_is_built", lambda looks_up=looks_up: looks_up)
         with Traffic() as traffic:
             product_and_gradients(*given)

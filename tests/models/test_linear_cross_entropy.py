@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from birthmark.models import devices
+from birthmark import kernel_devices
 from birthmark.models import linear_cross_entropy as loss
 from birthmark.models.linear_cross_entropy import IGNORED, linear_cross_entropy
 
@@ -185,7 +185,7 @@ def test_few_logits_are_held_at_once_on_a_cpu_alone(monkeypatch):
     x, weight, targets = rows()
     linear_cross_entropy(x, weight, targets)
     assert not called
-    monkeypatch.setattr(devices, "chosen_for", "cuda")
+    monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
     linear_cross_entropy(x, weight, targets)
     assert len(called) == 1
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from small_llama import BLOCK, HEAD, OUTSIDE, TABLE
 
 import birthmark
-from birthmark.models import devices
+from birthmark import kernel_devices
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner
 from birthmark.plan.rehearsal import KERNELS, WIDE, rehearse
@@ -125,7 +125,7 @@ def test_nothing_is_left_behind(llama):
     resize = torch.UntypedStorage.resize_
     rehearse(llama({"trainer.strategy": "fsdp2"}), 4, shard=fsdp2.sharder, device="cuda")
     assert torch.UntypedStorage.resize_ is resize
-    assert devices.chosen_for is None
+    assert kernel_devices.chosen_for is None
     assert not dist.is_initialized()
 
 

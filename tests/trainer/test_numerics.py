@@ -8,9 +8,9 @@ import torch
 import yaml
 from rich.console import Console
 
+from birthmark import kernel_devices
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir
-from birthmark.models import devices
 from birthmark.models.attention.fused import native
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner
@@ -90,16 +90,16 @@ def test_a_run_says_why_attention_is_not_our_kernels(monkeypatch, units):
 def test_a_run_says_why_kernels_in_triton_do_not_run(gpu, monkeypatch):
     """Triton, a C compiler and a GPU that is new enough, each missing alone."""
     gpu(9, 0)
-    missing = devices._missing_for_triton.__wrapped__
-    monkeypatch.setattr(devices, "_missing_for_triton", missing)
-    monkeypatch.setattr(devices, "find_spec", lambda name: None)
+    missing = kernel_devices._missing_for_triton.__wrapped__
+    monkeypatch.setattr(kernel_devices, "_missing_for_triton", missing)
+    monkeypatch.setattr(kernel_devices, "find_spec", lambda name: None)
     asked = TrainerConfig()
     assert numerics.decisions(asked, asked, CPU) == []
     (line,) = numerics.decisions(asked, asked, GPU)
     assert line.endswith("which are slower, in their place (Triton is missing, pip install triton)")
-    monkeypatch.setattr(devices, "find_spec", lambda name: name)
+    monkeypatch.setattr(kernel_devices, "find_spec", lambda name: name)
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(devices.shutil, "which", {"gcc": "/usr/bin/gcc"}.get)
+    monkeypatch.setattr(kernel_devices.shutil, "which", {"gcc": "/usr/bin/gcc"}.get)
     assert missing() == ""
     monkeypatch.setenv("CC", "tcc")
     assert missing() == "Triton needs a C compiler (tcc), apt install gcc"
@@ -107,7 +107,7 @@ def test_a_run_says_why_kernels_in_triton_do_not_run(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     gpu(7, 5)
     assert missing() == "the GPU is of compute capability 7.5, Triton takes 8.0 and newer"
-    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
+    monkeypatch.setattr(kernel_devices.shutil, "which", lambda name: None)
     assert missing() == "Triton needs a C compiler (gcc), apt install gcc"
 
 

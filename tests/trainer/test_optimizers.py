@@ -14,8 +14,8 @@ import torch
 from quiet_runs import leaves
 from triton_kernels import DEVICES
 
+from birthmark import kernel_devices
 from birthmark.errors import RunError, UsageError
-from birthmark.models import devices
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.init import ParameterRole, parameter_roles
@@ -391,7 +391,7 @@ def test_one_kernel_steps_and_rounds_as_torchs_operators_do(device, scaled, monk
     for name in ("_CACHED", "_AT_ONCE"):  # two pieces: the second begins within a row
         monkeypatch.setattr(classes, name, 5000)
     for where, chosen_for in (("cpu", "cpu"), (device, "cuda")):
-        monkeypatch.setattr(devices, "chosen_for", chosen_for)
+        monkeypatch.setattr(kernel_devices, "chosen_for", chosen_for)
         parameter = torch.nn.Parameter(start.clone().to(where))
         optimizer = NarrowAdamW([{"params": [parameter]}], lr=0.01, betas=(0.9, 0.999), weight_decay=0.1)
         steps = []

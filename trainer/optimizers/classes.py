@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ...models.devices import runs_on, runs_triton
+from ...kernel_devices import runs_on, runs_triton
 from ...models.tensor_shards import full_tensor, shard_of
 
 

@@ -16,12 +16,12 @@ from device import in_turn
 from libraries import Shape, model_fields
 from record import FAILED
 
+from birthmark.kernel_devices import why_not_triton
 from birthmark.models.attention.fused.kernels import attention_with_squares
 from birthmark.models.attention.fused.one_walk import walk
 from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.models.devices import why_not_triton
 
 from ..case import Case, Setting, breaks_device, one_line
 from . import mixtures

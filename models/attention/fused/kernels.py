@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...devices import runs_on
+from ....kernel_devices import runs_on
 from ..document_mask import Documents
 from . import native
 from .backends import FusedAttention, as_wide, backend_for, beside_others, over_heads

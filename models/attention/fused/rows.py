@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...devices import fuses_rows
+from ....kernel_devices import fuses_rows
 from .native import whole_rows
 
 #: Vectors of a head that the kernels take, one after the other.

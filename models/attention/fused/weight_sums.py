@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...devices import why_not_triton
+from ....kernel_devices import why_not_triton
 from . import one_walk
 from .native import by_positions, whole_rows
 

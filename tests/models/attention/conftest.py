@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from birthmark.models import devices
+from birthmark import kernel_devices
 from birthmark.models.attention.fused import backends
 
 
@@ -127,7 +127,7 @@ def cuda_operators(request, monkeypatch):
     (row,) = (row for row in backends.BACKENDS["cuda"] if row.name == request.param)
     wide = replace(row, dtypes=(*row.dtypes, torch.float32, torch.float64), here=lambda q: True)
     monkeypatch.setitem(backends.BACKENDS, "cuda", (wide,))
-    monkeypatch.setattr(devices, "chosen_for", "cuda")
+    monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
     with torch.library._scoped_library("aten", "IMPL") as library:
         for name, function in _OPERATORS.items():
             library.impl(name, function, "CPU")

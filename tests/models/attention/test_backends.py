@@ -14,8 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_iter
 from triton_kernels import interpreted
 
+from birthmark import kernel_devices
 from birthmark.errors import UsageError
-from birthmark.models import devices
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.fused import backends, kernels
 from birthmark.models.attention.positions import POSITIONS
@@ -240,7 +240,7 @@ def assert_like_float64(name, width, dtype, tolerance, device, length, monkeypat
     results = []
     for one, inputs, where in ((module, x, place), (slow, x_slow, place_slow)):
         if one is slow:
-            monkeypatch.setattr(devices, "chosen_for", None)
+            monkeypatch.setattr(kernel_devices, "chosen_for", None)
         out = one(inputs, where)
         loss = (out * upstream.to(out)).sum()
         results.append([out, *torch.autograd.grad(loss, [inputs, *one.parameters()])])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracles import Seen
 
-from birthmark.models import devices
+from birthmark import kernel_devices
 from birthmark.models.attention.correlation import EstimatedCorrelation, LearnedCorrelation
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
@@ -29,7 +29,7 @@ def values(rho, n=400, length=24, seed=0, mean=3.0):
 @pytest.mark.parametrize("chosen_for", ["cpu", "cuda"])
 def test_the_estimate_is_the_correlation_that_was_put_in(chosen_for, monkeypatch):
     """By a CPU's sums and by a GPU's."""
-    monkeypatch.setattr(devices, "chosen_for", chosen_for)
+    monkeypatch.setattr(kernel_devices, "chosen_for", chosen_for)
     rho = [0.0, 0.2, 0.5, 0.9]
     part = EstimatedCorrelation(CONFIG)
     found = part(values(rho).float())

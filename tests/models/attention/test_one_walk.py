@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from birthmark.models import devices
+from birthmark import kernel_devices
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.document_mask import Documents
 from birthmark.models.attention.fused import kernels, one_walk
@@ -130,7 +130,7 @@ def test_an_arm_is_the_same_with_its_squares_from_one_walk(name, monkeypatch):
         documents = Documents.of(torch.arange(40)[None] // 15) if attention.documents else None
         place: Placement = POSITIONS[positions](config).place(40, x.device, documents=documents)
         if squares == "joint":
-            monkeypatch.setattr(devices, "chosen_for", "cuda")
+            monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
             monkeypatch.setattr(kernels, "backend_for", lambda *_: pytest.fail("another attention runs"))
         else:
             module, x, upstream = module.double(), x.double(), upstream.double()

@@ -10,7 +10,7 @@ import torch
 from oracles import Traffic
 from triton_kernels import DEVICES
 
-from birthmark.models import devices
+from birthmark import kernel_devices
 from birthmark.models.attention import rotation as rotation_module
 from birthmark.models.attention.fused import native
 from birthmark.models.attention.positions import AlibiPositions, T5Positions
@@ -131,7 +131,7 @@ def test_a_training_pass_has_the_bits_of_the_formula(dtype, n_pairs, width, per_
 
 def test_a_gpu_reads_and_writes_each_channel_once_in_any_pass_that_is_not_compiled(monkeypatch):
     """float64, for which there is no kernel, takes the formula."""
-    monkeypatch.setattr(devices, "chosen_for", "cuda")
+    monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
     rotation = turning(angles_of(K // 2, True)).to("meta")
     for dtype, gradients in ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float64, True)):
         x = heads(dtype, 0).to("meta").requires_grad_(gradients)
@@ -152,7 +152,7 @@ def test_a_gpu_reads_and_writes_each_channel_once_in_any_pass_that_is_not_compil
 @pytest.mark.parametrize("per_sequence", [False, True])
 def test_a_gpus_kernel_has_the_bits_of_the_formula(device, dtype, n_pairs, width, per_sequence, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr(devices, "chosen_for", "cuda")
+        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
         # Two positions to a program, so that the last one holds one of seven.
         monkeypatch.setattr(import_module(rotation_module.__name__ + "_kernel"), "_CHANNELS", 64)
     rotation = turning(angles_of(n_pairs, per_sequence)).to(device)

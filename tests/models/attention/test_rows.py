@@ -10,7 +10,7 @@ import pytest
 import torch
 from triton_kernels import interpreted
 
-from birthmark.models import devices
+from birthmark import kernel_devices
 from birthmark.models.attention.fused import rows
 from birthmark.models.attention.fused.rows import products, scaled, sums_of_gradient, with_vectors
 
@@ -26,7 +26,7 @@ TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 ])  # fmt: skip
 def device(request, monkeypatch):
     if request.param == "interpreter":
-        monkeypatch.setattr(devices, "chosen_for", "cuda")
+        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
         # Several blocks to a head, the last cut short.
         monkeypatch.setattr(import_module(rows.__name__ + "_kernel"), "_TILE", 256)
     return "cuda" if request.param == "cuda" else "cpu"
@@ -86,7 +86,7 @@ def test_vectors_are_added_to_rows_and_gradients_summed(given, n):
     exact = x.double() * a.double()[..., None] + (b.double() @ v.double() if n else 0)
     assert_near(with_vectors(x, a, b, v), exact, x.dtype)
     sums = sums_of_gradient(d, x, b, v)
-    loose = torch.float32 if x.dtype == torch.float32 or devices.fuses_rows(x) else torch.bfloat16
+    loose = torch.float32 if x.dtype == torch.float32 or kernel_devices.fuses_rows(x) else torch.bfloat16
     assert_near(sums.by_o_BHT, (d.double() * x.double()).sum(-1), loose)
     if n == 0:
         assert sums[1:] == (None, None)
@@ -96,7 +96,7 @@ def test_vectors_are_added_to_rows_and_gradients_summed(given, n):
 
 
 def test_many_vectors_and_float64_go_to_torchs_operators(monkeypatch):
-    monkeypatch.setattr(devices, "chosen_for", "cuda")
+    monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
     monkeypatch.setattr(rows, "_reduced", lambda *_: pytest.fail("the kernel runs"))
     x, v = torch.randn(1, 2, 5, 8), torch.randn(2, 17, 8)
     assert torch.equal(products(x, v), x @ v.mT)
