@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import metrics as _metrics
+from ..metrics.activation_sums import ActivationSums
 from ..metrics.directions import Contraction
 from ..metrics.dominance import DominanceRatio, EffectiveRank, MassiveActivations, RankBeside, RankOfPlaces
 from ..metrics.neurons import SuperNeurons, UnitWeights, no_weights, super_neurons, unit_weights
@@ -53,6 +54,7 @@ class ObservedContraction(_Builtin):
     """Contraction after attention and after the MLP (definitions §3)."""
 
     key = "contraction"
+    takes_sums = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -61,12 +63,12 @@ class ObservedContraction(_Builtin):
         self.after_attention = Contraction(n_layers, width).to(setting.device)
         self.sees_attention = all(unseen.place != "after_attention" for unseen in setting.unseen)
 
-    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
+    def residual(self, site: Site, layer: int, sums: ActivationSums) -> None:
         """See models/observe.py."""
         if site == "attention":
-            self.after_attention.update(layer - 1, h_BTD)
+            self.after_attention.update(layer - 1, sums)
         else:
-            self.after_mlp.update(layer, h_BTD)
+            self.after_mlp.update(layer, sums)
 
     @override
     def result(self) -> tuple[Scalars, Arrays]:
@@ -278,6 +280,7 @@ class ObservedNeurons(_Builtin):
     """Super neurons (definitions §7): every unit's activations, and weights of the units of largest robust z."""
 
     key = "neurons"
+    takes_sums = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -285,9 +288,9 @@ class ObservedNeurons(_Builtin):
         self.units = SuperNeurons(setting.sizes.n_layers, setting.sizes.d_ff).to(setting.device)
         self.weights: list[UnitWeights] = []
 
-    def neurons(self, layer: int, a_BTF: Tensor) -> None:
+    def neurons(self, layer: int, sums: ActivationSums) -> None:
         """See models/observe.py."""
-        self.units.update(layer - 1, a_BTF)
+        self.units.update(layer - 1, sums)
 
     @override
     def passed(self, layer: int) -> None:
@@ -330,6 +333,7 @@ class ObservedStates(_Builtin):
     """Dominance, massive activations and effective rank of the residual stream (definitions §7)."""
 
     key = "states"
+    takes_sums = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -345,13 +349,12 @@ class ObservedStates(_Builtin):
         if setting.device.type == "cuda" and world_size() == 1 and self.rank.at_most:
             self.rank = RankBeside(self.rank, setting.n_sequences)
 
-    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
+    def residual(self, site: Site, layer: int, sums: ActivationSums) -> None:
         """See models/observe.py."""
         if site != "attention":
-            size_BTD = h_BTD.abs()
-            self.dominance.update(layer, h_BTD, size_BTD)
-            self.massive.update(layer, h_BTD, size_BTD)
-            self.rank.update(layer, h_BTD)
+            self.dominance.update(layer, sums)
+            self.massive.update(layer, sums)
+            self.rank.update(layer, sums.x_BTD)
 
     @override
     def passed(self, layer: int) -> None:
@@ -391,7 +394,7 @@ class ObservedLock(_Builtin):
 
     def attention(self, layer: int, attended: AttentionView) -> None:
         """See models/observe.py."""
-        self.lock.update(layer - 1, attended.q_BHTK, attended.k_BHTK)
+        self.lock.update(layer - 1, attended.q_BHTK, attended.k_BHTK, attended.query_sums)
 
     @override
     def result(self) -> tuple[Scalars, Arrays]:

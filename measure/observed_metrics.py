@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from ..errors import RunError
 from ..metrics.directions import SeedAlignment
+from ..metrics.head_sums import QuerySums, query_sums
 from ..metrics.preference import TokenPreference
 from ..metrics.quantity import Quantity, Sizes
 from ..metrics.rankings import Ranked
@@ -54,7 +55,7 @@ class BirthReference:
 
 @dataclass(frozen=True)
 class AttentionView(Attended):
-    """An attention for metrics, with the sums over its weights, which are taken once for all of them."""
+    """An attention for metrics, with the sums over its weights and queries, which are taken once for all of them."""
 
     first_BT: Tensor | None = None
     """First position of each position's document; None if each sequence counts as one."""
@@ -65,6 +66,11 @@ class AttentionView(Attended):
     def sums(self) -> KeySums:
         """Sums of the weights that queries give to keys."""
         return key_sums(self.weights, self.q_BHTK.shape[2], self.first_BT)
+
+    @cached_property
+    def query_sums(self) -> QuerySums:
+        """Sums over the queries."""
+        return query_sums(self.q_BHTK, self.k_BHTK[:, :, 0])
 
 
 def sizes_of(config: ModelConfig | HFConfig, seq_len: int) -> Sizes:
@@ -205,6 +211,8 @@ class Observed:
     """Name in errors."""
     quantities: Sequence[Quantity]
     """Quantities that it gives."""
+    takes_sums = False
+    """True if its methods for states, outputs of sublayers and hidden activations take :class:`ActivationSums`."""
 
     def hook(self, place: Place) -> Callable[..., None] | None:
         """Return the function for the tensors of a place; None if the metric does not read it."""
@@ -238,6 +246,7 @@ class SelfObserving(Observed):
     def __init__(self, source: MetricSource, setting: Setting) -> None:
         self.name, self.quantities = source.name, source.quantities
         self.metric, self.setting = source.make(setting.sizes).to(setting.device), setting
+        self.takes_sums = getattr(self.metric, "takes_sums", False)
 
     @override
     def hook(self, place: Place) -> Callable[..., None] | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import RunError, UsageError
 from ..files import one_line, user_path
+from ..metrics.activation_sums import ActivationSums
 from ..metrics.sinks import KeySummer
 from ..models.attention.document_mask import Documents
 from ..models.attention.weight_reader import read_weights
@@ -25,7 +26,7 @@ from ..models.observe import Attended, Observer, Site, Sublayer
 from ..models.tensor_shards import compute_dtype
 from .config import BATCH_SIZE
 from .hf import HFModel
-from .observed_metrics import PLACES, AttentionView, Observed
+from .observed_metrics import PLACES, AttentionView, Observed, Place
 from .ranks import batches_of_rank, sum_over_ranks, world_size
 
 _SITES = {
@@ -50,8 +51,7 @@ class FiniteWatch:
         self.totals = {name: [zero] for name in self.names}
 
     def see(self, site: str, layer: int, x: Tensor) -> None:
-        """Check a tensor; one pass over it, no copy."""
-        # NaN and inf survive every sum.
+        """Check a tensor, or sums over it: NaN and inf survive every sum. One read, no copy."""
         self.totals[site, layer].append(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)))
 
     def first(self, *, everywhere: bool = False) -> str | None:
@@ -76,38 +76,42 @@ class MetricObserver:
         self.tokens_BT: Tensor | None = None
         """The batch that passes."""
         self.metrics = metrics
-        self.hooks = {place: [hook for m in metrics if (hook := m.hook(place)) is not None] for place in PLACES}
+        self.hooks = {
+            place: [(hook, m.takes_sums) for m in metrics if (hook := m.hook(place)) is not None] for place in PLACES
+        }
 
-    def _show(self, place: Any, *tensors: Any) -> None:
-        for hook in self.hooks[place]:
-            hook(*tensors)
+    def _show(self, place: Place, *shown: Any) -> None:
+        for hook, takes_sums in self.hooks[place]:
+            hook(*(x.x_BTD if isinstance(x, ActivationSums) and not takes_sums else x for x in shown))
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
+        sums = ActivationSums(h_BTD)
         if self.finite is not None:
-            self.finite.see(site, layer, h_BTD)
-        self._show("residual", site, layer, h_BTD)
+            self.finite.see(site, layer, sums.total)
+        self._show("residual", site, layer, sums)
 
     def attention(self, layer: int, attended: Attended) -> None:
         """See models/observe.py."""
+        view = AttentionView(**vars(attended), first_BT=self.first_BT, tokens_BT=self.tokens_BT)
         if self.finite is not None:
             # Fused kernels may give finite outputs for queries that are not. Values that are not make outputs that are
             # not.
-            for x_BHTK in (attended.q_BHTK, attended.k_BHTK, attended.out_BHTK):
-                self.finite.see("heads", layer, x_BHTK)
-        self._show(
-            "attention", layer, AttentionView(**vars(attended), first_BT=self.first_BT, tokens_BT=self.tokens_BT)
-        )
+            for x in (view.query_sums.total_HK, view.k_BHTK, view.out_BHTK):
+                self.finite.see("heads", layer, x)
+        self._show("attention", layer, view)
 
     def sublayer(self, site: Sublayer, layer: int, x_BTD: Tensor) -> None:
         """See models/observe.py."""
-        self._show("sublayer", site, layer, x_BTD)
+        self._show("sublayer", site, layer, ActivationSums(x_BTD))
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
         """See models/observe.py."""
+        sums = ActivationSums(a_BTF)
         if self.finite is not None:
-            self.finite.see("neurons", layer, a_BTF)
-        self._show("neurons", layer, a_BTF)
+            self.finite.see("neurons", layer, sums.first_size)
+            self.finite.see("neurons", layer, sums.later_size)
+        self._show("neurons", layer, sums)
 
     def routing(self, layer: int, chosen_BTK: Tensor) -> None:
         """See models/observe.py."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .activation_sums import ActivationSums, inverse_norms
 from .summed_metrics import AdditiveMetric
 
 
@@ -63,9 +64,7 @@ class SeedAlignment(AdditiveMetric):
         last_PBD = tensors_P[0].double()
         norm_PB = torch.linalg.vector_norm(last_PBD, dim=-1)
         self.hidden_sum[places].add_(last_PBD.sum(1))
-        # Finite where a vector is 0, so that its unit vector is 0.
-        inverse_PB = norm_PB.clamp_min(torch.finfo(norm_PB.dtype).tiny).reciprocal_()
-        self.unit_sum[places].add_(torch.bmm(inverse_PB[:, None], last_PBD)[:, 0])
+        self.unit_sum[places].add_(torch.bmm(inverse_norms(norm_PB)[:, None], last_PBD)[:, 0])
         along_PBR = torch.bmm(last_PBD, self.references[:, places].permute(1, 2, 0))
         self.energy_along[:, places].add_(along_PBR.square_().sum(1).T)
         self.energy[places].add_(norm_PB.square_().sum(1))
@@ -131,16 +130,11 @@ class Contraction(AdditiveMetric):
             inter_sum=(n_places, d_model), intra_sum=(n_places,), n_sequences=(n_places,), n_directed=(n_places,)
         )
 
-    def update(self, place: int, h_BTD: Tensor) -> None:
+    def update(self, place: int, h_BTD: Tensor | ActivationSums) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
-        h_BTD = h_BTD.to(torch.promote_types(h_BTD.dtype, torch.float32))
-        norm_BT = torch.linalg.vector_norm(h_BTD, dim=-1)
-        # Finite where a vector is 0, so that its unit vector is 0.
-        inverse_norm_BT = norm_BT.clamp_min(torch.finfo(norm_BT.dtype).tiny).reciprocal_()
-        with torch.autocast(h_BTD.device.type, enabled=False):
-            unit_sum_BD = torch.bmm(inverse_norm_BT[:, None], h_BTD)
-            last_D = torch.mv(h_BTD[:, -1].T, inverse_norm_BT[:, -1])
-        self.keep(place, last_D, unit_sum_BD[:, 0], norm_BT)
+        sums = ActivationSums.of(h_BTD)
+        last_D = (sums.x_BTD[:, -1] * sums.inverse_norm[:, -1:]).sum(0)
+        self.keep(place, last_D, sums.unit_sum, sums.norm)
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
         last_PD, unit_sum_PBD, norm_PBT = tensors_P

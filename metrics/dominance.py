@@ -14,6 +14,7 @@ import torch.distributed as dist
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from .activation_sums import ActivationSums
 from .summed_metrics import AdditiveMetric, PlaceMetric, sum_over_ranks
 
 # ---------------------------------------------------------------- work on many matrices at once
@@ -145,12 +146,10 @@ class DominanceRatio(AdditiveMetric):
         super().__init__()
         self.add_sums(ratio_sum=(n_places, seq_len), n_sequences=(n_places,))
 
-    def update(self, place: int, h_BTD: Tensor, size_BTD: Tensor | None = None) -> None:
-        """Add a batch of hidden states ``[B, T, d]`` seen at one place; with ``|h|``, if that is at hand."""
-        size_BTD = h_BTD.abs() if size_BTD is None else size_BTD
-        largest_BT = size_BTD.amax(-1)
-        mean_BT = size_BTD.mean(-1, dtype=torch.promote_types(h_BTD.dtype, torch.float32))
-        self.keep(place, largest_BT, mean_BT)
+    def update(self, place: int, h_BTD: Tensor | ActivationSums) -> None:
+        """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
+        sums = ActivationSums.of(h_BTD)
+        self.keep(place, sums.largest, sums.mean_size)
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
         largest_PBT, mean_PBT = tensors_P
@@ -222,11 +221,11 @@ class MassiveActivations(PlaceMetric):
         empty[..., 0] = -torch.inf
         self.add_state("top", empty, dist_reduce_fx=_merge_lists)
 
-    def update(self, place: int, h_BTD: Tensor, size_BTD: Tensor | None = None) -> None:
-        """Add a batch of hidden states ``[B, T, d]`` seen at one place; with ``|h|``, if that is at hand."""
-        if len(h_BTD) == 0:
-            return
-        self.keep(place, (h_BTD.abs() if size_BTD is None else size_BTD).amax(0))
+    def update(self, place: int, h_BTD: Tensor | ActivationSums) -> None:
+        """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
+        sums = ActivationSums.of(h_BTD)
+        if len(sums.x_BTD):
+            self.keep(place, sums.largest_of_sequences)
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
         largest_PTD, k = tensors_P[0], self.top.shape[1]

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
+from .activation_sums import channel_norms
 from .declarations.sinks import n_judged_keys
 from .quantity import Sizes
 from .sinks import KeySums, entropy_queries
-from .summed_metrics import AdditiveMetric, channel_norms, largest_over_ranks
+from .summed_metrics import AdditiveMetric, largest_over_ranks
 
 
 class AttentionTensors(Protocol):

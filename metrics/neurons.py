@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .summed_metrics import AdditiveMetric, total_size
+from .activation_sums import ActivationSums
+from .summed_metrics import AdditiveMetric
 
 #: Robust z of a unit's mean |activation| at position 0, among its layer's units, from which on it is an outlier.
 Z_THRESHOLD = 10.0
@@ -44,14 +45,14 @@ class SuperNeurons(AdditiveMetric):
         self.n_others = 0
         self.add_sums(first_sum=(n_layers, d_ff), others_sum=(n_layers, d_ff), n_sequences=(n_layers,))
 
-    def update(self, layer: int, a_BTF: Tensor) -> None:
+    def update(self, layer: int, a_BTF: Tensor | ActivationSums) -> None:
         """Add a batch of hidden activations ``[B, T, F]`` of one layer (from 0), as they enter the down projection."""
-        # Not a total less |a_0|, which would lose a small rest beside a large a_0.
-        others_BF = total_size(a_BTF[:, 1:])
-        if self.n_others != a_BTF.shape[1] - 1:
+        sums = ActivationSums.of(a_BTF)
+        n_others = sums.x_BTD.shape[1] - 1
+        if self.n_others != n_others:
             self.flush()
-            self.n_others = a_BTF.shape[1] - 1
-        self.keep(layer, a_BTF[:, 0].abs(), others_BF)
+            self.n_others = n_others
+        self.keep(layer, sums.first_size, sums.later_size)
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
         first_PBF, others_PBF = tensors_P

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .head_sums import QuerySums, query_sums
 from .summed_metrics import AdditiveMetric
 
 _TINY = torch.finfo(torch.float64).tiny
@@ -102,22 +103,14 @@ class QKLock(AdditiveMetric):
             n_sequences=(n_layers,),
         )
 
-    def update(self, layer: int, q_BHTK: Tensor, k_BHTK: Tensor) -> None:
-        """Add a batch of queries and keys ``[B, H, T, d_head]`` as they enter the scores of one layer (from 0)."""
-        q_BHTK = q_BHTK.to(torch.promote_types(q_BHTK.dtype, torch.float32))
-        first_BHK = k_BHTK[:, :, 0].to(q_BHTK.dtype, copy=True)
-        n_sequences, n_heads = q_BHTK.shape[:2]
-        # A sum over all vectors at once leaves a GPU idle: there each sequence has a product of its own.
-        n_products = 1 if q_BHTK.device.type == "cpu" else max(n_sequences, 1)
-        q_QNK = q_BHTK.unflatten(0, (n_products, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
-        with torch.autocast(q_BHTK.device.type, enabled=False):
-            moment_QKK = torch.bmm(q_QNK.mT, q_QNK)
-            of_products_QHKK = moment_QKK.unflatten(0, (n_products, n_heads))
-            one = n_products == 1
-            self.query_moment[layer].add_(of_products_QHKK[0] if one else of_products_QHKK.sum(0, dtype=torch.float64))
-            # As heads lie in memory. One vector per sequence is too little for a matrix product.
-            dots_BTH = torch.linalg.vecdot(q_BHTK.transpose(1, 2), first_BHK[:, None])
-        self.keep(layer, first_BHK, dots_BTH, q_QNK.unflatten(0, (n_products, n_heads)).sum((0, 2)))
+    def update(self, layer: int, q_BHTK: Tensor, k_BHTK: Tensor, sums: QuerySums | None = None) -> None:
+        """Add a batch of queries and keys ``[B, H, T, d_head]`` as they enter the scores of one layer (from 0); with
+        the sums over the queries, if they are at hand.
+        """
+        first_BHK = k_BHTK[:, :, 0].to(torch.promote_types(q_BHTK.dtype, torch.float32), copy=True)
+        total_HK, moment_HKK, dots_BTH = query_sums(q_BHTK, first_BHK) if sums is None else sums
+        self.query_moment[layer].add_(moment_HKK)
+        self.keep(layer, first_BHK, dots_BTH, total_HK)
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
         first_PBHK, dots_PBTH, query_PHK = tensors_P

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from .head_sums import deviations
 from .summed_metrics import AdditiveMetric, sum_over_ranks
 
 
@@ -71,16 +72,14 @@ class PositionalVariance(AdditiveMetric):
             return
         self.settle(layer)  # with the number of sequences of that batch
         mean_THK, n = self.mean[layer], self.n_sequences[layer]
-        o_BTHK = o_BHTK.transpose(1, 2).to(mean_THK.dtype)
         if layer not in self._begun:
             # Before there is a mean, the first sequence is near enough to it.
-            torch.where(n > 0, mean_THK, o_BTHK[0], out=mean_THK)
+            torch.where(n > 0, mean_THK, o_BHTK[0].transpose(0, 1).to(mean_THK.dtype), out=mean_THK)
             self._begun.add(layer)
-        n.add_(len(o_BTHK))
-        away_BTHK = o_BTHK - mean_THK
-        away_THK = away_BTHK.sum(0)
-        mean_THK.addcdiv_(away_THK, n)
-        self.keep(layer, torch.linalg.vector_norm(away_BTHK, dim=-1), torch.linalg.vector_norm(away_THK, dim=-1))
+        n.add_(len(o_BHTK))
+        away = deviations(o_BHTK, mean_THK)
+        mean_THK.addcdiv_(away.total_THK, n)
+        self.keep(layer, away.norm_BTH, torch.linalg.vector_norm(away.total_THK, dim=-1))
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
         away_PBTH, of_sum_PTH = (norms.double().square_() for norms in tensors_P)
