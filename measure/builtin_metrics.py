@@ -347,7 +347,7 @@ class ObservedStates(_Builtin):
         n_rows = None if setting.device.type == "cpu" else N_MOMENT_ROWS
         self.rank = EffectiveRank(n_places, width, n_rows).to(setting.device)
         if setting.device.type == "cuda" and world_size() == 1 and self.rank.at_most:
-            self.rank = RankBeside(self.rank, setting.n_sequences)
+            self.rank, self.is_solving = RankBeside(self.rank, setting.n_sequences), True
 
     def residual(self, site: Site, layer: int, sums: ActivationSums) -> None:
         """See models/observe.py."""

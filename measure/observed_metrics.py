@@ -213,6 +213,8 @@ class Observed:
     """Quantities that it gives."""
     takes_sums = False
     """True if its methods for states, outputs of sublayers and hidden activations take :class:`ActivationSums`."""
+    is_solving = False
+    """True if its result waits for work that goes on beside the pass: it is asked for last."""
 
     def hook(self, place: Place) -> Callable[..., None] | None:
         """Return the function for the tensors of a place; None if the metric does not read it."""

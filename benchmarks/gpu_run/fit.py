@@ -7,6 +7,7 @@ import statistics
 import time
 import warnings
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import lightning as L
@@ -17,7 +18,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from birthmark.measure.config import SnapshotConfig
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.trainer.config import RunConfig, TrainerConfig
+from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.strategies.lightning_setup import set_up_strategy
 from birthmark.trainer.throughput import flops_per_token, peak_flops
@@ -30,7 +31,7 @@ class Fit:
     micro_batch_size: int
     parameters: int
     step_s: float
-    """Median seconds of a step of one micro-batch, with its optimizer."""
+    """Median seconds of a step, with its optimizer."""
     tokens_per_s: float
     mfu: float | None
     """None where the device's peak is not known."""
@@ -61,9 +62,9 @@ class _Marks(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._mark()
 
-    def seconds(self) -> list[float]:
-        """Return the seconds of every step."""
-        pairs = list(zip(self.marks[:-1], self.marks[1:], strict=True))
+    def seconds(self, accumulation: int) -> list[float]:
+        """Return the seconds of every step of so many micro-batches."""
+        pairs = list(pairwise(self.marks[::accumulation]))
         if self.device.type != "cuda":
             return [after - before for before, after in pairs]
         torch.cuda.synchronize(self.device)
@@ -81,7 +82,8 @@ def _fit(config: RunConfig, device: torch.device, warmup: int) -> Fit:
     batches = [torch.randint(config.model.vocab_size, shape, generator=generator) for _ in range(4)]
     if device.type == "cuda":
         batches = [batch.pin_memory() for batch in batches]
-    data = [batches[i % len(batches)] for i in range(settings.max_steps)]
+    accumulation = settings.global_batch_size // settings.micro_batch_size
+    data = [batches[i % len(batches)] for i in range(settings.max_steps * accumulation)]
     marks = _Marks(device)
     trainer = L.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
@@ -89,6 +91,7 @@ def _fit(config: RunConfig, device: torch.device, warmup: int) -> Fit:
         strategy=strategy.lightning,
         max_steps=settings.max_steps,
         max_epochs=-1,
+        accumulate_grad_batches=accumulation,
         callbacks=[marks],
         plugins=[LightningEnvironment()],
         logger=False,
@@ -98,30 +101,32 @@ def _fit(config: RunConfig, device: torch.device, warmup: int) -> Fit:
     )
     loader = torch.utils.data.DataLoader(data, batch_size=None)  # type: ignore[arg-type]
     trainer.fit(PretrainModule(model, config.optim, settings), loader)
-    seconds = marks.seconds()
+    seconds = marks.seconds(accumulation)
     step = statistics.median(seconds[warmup:])
-    speed = settings.micro_batch_size * config.model.max_seq_len / step
+    speed = settings.global_batch_size * config.model.max_seq_len / step
     ceiling = peak_flops(device, settings.precision)
     flops = flops_per_token(config.model, n_params, config.model.max_seq_len)
     mfu = None if ceiling is None else speed * flops / ceiling
     return Fit(settings.micro_batch_size, n_params, step, speed, mfu, peak.above(), seconds[0])
 
 
-def run_config(model: ModelConfig, trainer: TrainerConfig) -> RunConfig:
+def run_config(model: ModelConfig, trainer: TrainerConfig, optim: OptimConfig | None = None) -> RunConfig:
     """Return the config of a run of this model without snapshots."""
-    return RunConfig(model=model, trainer=trainer, snapshot=SnapshotConfig(enabled=False))
+    snapshot = SnapshotConfig(enabled=False)
+    return RunConfig(model=model, trainer=trainer, optim=optim or OptimConfig(), snapshot=snapshot)
 
 
 def fit(config: RunConfig, device: str, warmup: int) -> Fit:
-    """Train ``config.trainer.max_steps`` steps of one micro-batch; the first ``warmup`` do not count.
+    """Train ``config.trainer.max_steps`` steps; the first ``warmup`` do not count.
 
-    If the micro-batch does not fit into the device's memory, half of it is tried, down to one sequence.
+    If a micro-batch does not fit into the device's memory, half of it is tried, down to one sequence.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     size = config.trainer.micro_batch_size
+    accumulation = config.trainer.global_batch_size // size
     while True:
-        trainer = replace(config.trainer, micro_batch_size=size, global_batch_size=size)
+        trainer = replace(config.trainer, micro_batch_size=size, global_batch_size=size * accumulation)
         try:
             return _fit(replace(config, trainer=trainer), torch.device(device), warmup)
         except torch.OutOfMemoryError:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from birthmark.trainer import numerics
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("profile", "tests", "arms", "train", "snapshots", "big")
 #: Runs, their resumption and their pages have tests of their own; they take as long as all else here.
@@ -115,7 +117,11 @@ def test_every_arm_in_both_directions(rehearsed, gpu):
 
 @pytest.mark.heavy
 def test_speeds_beside_other_libraries(rehearsed):
-    check_numbers(rows(rehearsed, "train", "As a run"), "ms", "tokens/s", "first step, s")
+    *runs, in_fp8 = rows(rehearsed, "train", "As a run")
+    check_numbers(runs, "ms", "tokens/s", "first step, s")
+    assert [row["batch"] for row in runs] == ["1 × 2 × 16", "4 × 2 × 16"]
+    assert [row["tokens/s"] * row["ms"] / 1000 for row in runs] == pytest.approx([32, 128])
+    assert (in_fp8["status"], in_fp8["note"]) == ("skipped", numerics.fp8_problem(torch.device("cpu")))
     found = [row for row in rows(rehearsed, "train", "tiny") if row["status"] == "ok"]
     assert sorted({row["library"] for row in found}) >= ["birthmark", "transformers"]
     check_numbers(found, "ms", "tokens/s", "ours over it")

@@ -16,8 +16,9 @@ from torchmetrics import Metric
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError
+from birthmark.measure.builtin_metrics import ObservedLock, ObservedStates
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
-from birthmark.measure.observed_metrics import AttentionView
+from birthmark.measure.observed_metrics import AttentionView, SelfObserving
 from birthmark.measure.passes import MetricObserver, sequences_of_pass
 from birthmark.metrics.activation_sums import ActivationSums
 from birthmark.metrics.sinks import KeySummer, key_sums
@@ -202,6 +203,22 @@ def test_no_metric_waits_for_the_device_while_a_pass_runs(tied, monkeypatch):
         probe_NT = torch.from_numpy(PROBE)
         _ = probe_NT[probe_NT > 3], probe_NT.sum().item()
     assert seen >= {"index", "_local_scalar_dense"}
+
+
+def test_a_metric_whose_solvers_still_run_is_asked_last(monkeypatch):
+    model, asked = trained(), []
+    for own in (ObservedStates, ObservedLock, SelfObserving):
+        result = own.result
+        monkeypatch.setattr(own, "result", lambda self, result=result: asked.append(type(self)) or result(self))
+    expected = measure(model, PROBE, batch_size=4)
+    assert asked.index(ObservedStates) < asked.index(ObservedLock)
+    asked.clear()
+    monkeypatch.setattr(ObservedStates, "is_solving", True)
+    found = measure(model, PROBE, batch_size=4)
+    assert asked.index(ObservedStates) == len(asked) - 1 > 1
+    # All else is as it was.
+    assert [*found.scalars.items()] == [*expected.scalars.items()]
+    assert [*found.arrays] == [*expected.arrays]
 
 
 def test_a_gpu_gets_passes_that_keep_it_busy_and_a_cpu_small_ones():

@@ -26,8 +26,8 @@ from birthmark.models.config import ModelConfig
 from ..case import Case, Setting, breaks_device, one_line
 from . import mixtures
 
-#: Times plain softmax that an arm on a fused kernel may take, from this length on.
-DEARER, FROM = 1.10, 2048
+#: Times plain softmax that an arm on a fused kernel may take, and one with learned keys; from this length on.
+DEARER, WITH_KEYS, FROM = 1.10, 1.05, 2048
 LENGTHS, HEADS, WIDTH = (4096, 2048, 8192, 1024), (128, 64), 2048
 #: Tokens of a batch.
 TOKENS = 16384
@@ -43,6 +43,8 @@ ONE_WALK = {
     }
     for name in ("calibrated-exact", "calibrated-estimated")
 }
+#: Arms that are compiled too.
+COMPILED = ("plain", "headnorm", "calibrated-exact", "calibrated-exact, one walk", "key-value-bias")
 #: Queries, keys, warps and stages of other tiles of that kernel, by the name of its part.
 OTHER_TILES = {
     "forward": [(128, 128, 8, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (64, 128, 4, 2)],
@@ -51,19 +53,23 @@ OTHER_TILES = {
 }
 
 
-def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) -> Iterator[dict[str, Any]]:
+def _arms(
+    seq_len: int, d_head: int, width: int, tokens: int, setting: Setting, compiled: bool = False
+) -> Iterator[dict[str, Any]]:
     device, batch = torch.device(setting.device), max(tokens // seq_len, 1)
     shape = Shape(width, 1, width // d_head, 0, 64, 64, seq_len, batch)
     steps: dict[str, dict[str, Callable[[], float]]] = {}
     fused = {}
     why_not = why_not_triton(device.type)
     for name, fields in {**{name: fields for name, (fields, _) in ARMS.items()}, **ONE_WALK}.items():
+        if compiled and name not in COMPILED:
+            continue
         config = ModelConfig(**{**model_fields(shape), **fields})
         fused[name] = explicit_because(config) is None
         try:
             model = born(config, 0, device).train()
             passes = {
-                way: layer_step(model, shape, True, False, device.type, way != "forward")
+                way: layer_step(model, shape, True, compiled, device.type, way != "forward")
                 for way in ("forward", "forward and backward")
             }
             for step in passes.values():
@@ -75,16 +81,19 @@ def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) 
             continue
         for way, step in passes.items():
             steps.setdefault(way, {})[name] = step
+    sizes = f"{batch} × {seq_len} tokens, width {width}, heads of {d_head}"
+    how = ", compiled" if compiled else ""
     for way, arms in steps.items():
         for name, found in in_turn(arms, device, setting.rounds, 1).items():
             limited = fused[name] and name != "plain" and seq_len >= FROM
+            limit = WITH_KEYS if name in ("key-value-bias", "learned-keys-4") else DEARER
             yield {
-                "table": f"One attention, {way}, bf16, {batch} × {seq_len} tokens, width {width}, heads of {d_head}",
+                "table": f"One attention, {way}{how}, bf16, {sizes}",
                 "arm": name,
                 "ms": 1000 * found.seconds,
                 "× plain": found.ratio,
                 "quartiles": f"{found.low:.3f}–{found.high:.3f}",
-                **(setting.limit(found.ratio, DEARER, at_most=True) if limited else {}),
+                **(setting.limit(found.ratio, limit, at_most=True) if limited else {}),
                 **({"note": f"by another attention: {why_not}"} if name in ONE_WALK and why_not else {}),
             }
 
@@ -147,6 +156,7 @@ def cases(setting: Setting) -> list[Case]:
             for d_head in HEADS
             for seq_len in LENGTHS
         ),
+        Case("compiled, T 2048, heads of 128", partial(_arms, 2048, 128, WIDTH, TOKENS, compiled=True), 120),
         *(Case(f"tiles, heads of {d_head}", partial(_tiles, 2048, d_head, WIDTH, TOKENS), 90) for d_head in HEADS),
         *mixtures.cases(setting),
     ]

@@ -22,6 +22,8 @@ from .train import training
 
 #: Share of the card's memory that a plan may take: the rest is CUDA's own.
 USABLE = 0.96
+#: Least model FLOPs utilisation of 7B.
+MFU = 0.45
 GIB = 2**30
 
 
@@ -63,6 +65,7 @@ def _planned(sized: Sized, checkpointing: str, how: str, setting: Setting) -> It
         "planned over peak": None if peak is None or halved or peak <= 0 else plan.peak / peak,
         "tokens/s": found.tokens_per_s,
         "MFU": found.mfu,
+        **(setting.limit(found.mfu, MFU, at_most=False) if sized is LLAMA_7B else {}),
         "note": f"did not fit as planned: measured with micro-batches of {found.micro_batch_size}" if halved else "",
     }
 

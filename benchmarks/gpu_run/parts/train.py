@@ -5,10 +5,11 @@ optimizer alone.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import machine
 import torch
@@ -16,9 +17,11 @@ from device import Peak, in_turn, release
 from libraries import LIBRARIES, CannotBuildError, Loss, Shape
 from record import NOT_INSTALLED, SKIPPED
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 
 from birthmark.models.birth import born
 from birthmark.trainer.config import OptimConfig, TrainerConfig
+from birthmark.trainer.numerics import fp8_problem
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups
 from birthmark.trainer.throughput import flops_per_token, peak_flops
 
@@ -26,8 +29,8 @@ from ..case import Case, Setting
 from ..fit import fit, run_config
 from ..models import GPT2_124M, LLAMA_1B, TINY, TINY_GPT2, Sized
 
-#: Least model FLOPs utilisation of the largest model here.
-MFU = 0.5
+#: Least model FLOPs utilisation of the largest model here, and with an accumulation of four micro-batches.
+MFU, ACCUMULATED_MFU = 0.52, 0.55
 GIB = 2**30
 
 
@@ -122,21 +125,47 @@ def _against(sized: Sized, micro_batch: int, compiled: bool, setting: Setting) -
 # As a run does it
 
 
-def training(shape: Shape, setting: Setting, **trainer: Any) -> TrainerConfig:
-    """Return the settings for a few steps of one micro-batch in bf16 on the device."""
+def training(shape: Shape, setting: Setting, accumulation: int = 1, **trainer: Any) -> TrainerConfig:
+    """Return the settings for a few steps in bf16 on the device."""
     size = shape.micro_batch
-    steps = {"max_steps": 4 if setting.tiny else 20, "micro_batch_size": size, "global_batch_size": size}
+    steps = {"max_steps": 4 if setting.tiny else 20, "micro_batch_size": size, "global_batch_size": size * accumulation}
     return TrainerConfig(**{**steps, "precision": "bf16", "device": setting.device, **trainer})
 
 
-def _run(sized: Sized, how: str, wanted: float | None, setting: Setting) -> Iterator[dict[str, Any]]:
-    trainer = training(sized.shape, setting, compile=how)
-    found = fit(run_config(sized.config(), trainer), setting.device, 2 if setting.tiny else 8)
+class Way(NamedTuple):
+    """Fields of a run's config beside the precision and the batch."""
+
+    compile: str
+    accumulation: int = 1
+    trainer: Mapping[str, Any] = MappingProxyType({})
+    optim: Mapping[str, Any] = MappingProxyType({})
+    autotune: bool = False
+    """Let the compiler time several kernels for each product."""
+
+    def __str__(self) -> str:
+        """Describe it in words."""
+        fields = (f"{name} {value}".replace(" True", "") for name, value in {**self.trainer, **self.optim}.items())
+        more = [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
+        return ", ".join([f"compile {self.compile}", *more, *fields, *(["max-autotune"] if self.autotune else [])])
+
+
+#: Fields that move fewer bytes in a step.
+LEAN = {"trainer": {"residual": "bf16"}, "optim": {"clip_in_step": True, "state_dtype": "bf16"}}
+
+
+def _run(sized: Sized, way: Way, wanted: float | None, setting: Setting) -> Iterator[dict[str, Any]]:
+    row = {"table": "As a run trains, with Lightning's loop", "way": str(way)}
+    trainer = training(sized.shape, setting, way.accumulation, compile=way.compile, **way.trainer)
+    if trainer.precision == "fp8" and (problem := fp8_problem(torch.device(setting.device))):
+        yield row | {"status": SKIPPED, "note": problem}
+        return
+    config = run_config(sized.config(), trainer, OptimConfig(**way.optim))
+    with inductor_config.patch(max_autotune=way.autotune):
+        found = fit(config, setting.device, 2 if setting.tiny else 8)
     yield {
-        "table": "As a run trains, with Lightning's loop, bf16",
-        "compile": how,
+        **row,
         "parameters": found.parameters,
-        "batch": f"{found.micro_batch_size} × {sized.shape.seq_len}",
+        "batch": f"{way.accumulation} × {found.micro_batch_size} × {sized.shape.seq_len}",
         "ms": 1000 * found.step_s,
         "tokens/s": found.tokens_per_s,
         "MFU": found.mfu,
@@ -196,8 +225,8 @@ def _optimizer_steps(sized: Sized, setting: Setting) -> Iterator[dict[str, Any]]
 def cases(setting: Setting) -> list[Case]:
     """Return the cases by importance: first those with a limit, then the others, then the gain of compiling."""
 
-    def run(sized: Sized, how: str, seconds: float, wanted: float | None = None) -> Case:
-        return Case(f"{sized.name}, compile {how}", partial(_run, sized, how, wanted), seconds)
+    def run(sized: Sized, way: Way, seconds: float, wanted: float | None = None) -> Case:
+        return Case(f"{sized.name}, {way}", partial(_run, sized, way, wanted), seconds)
 
     def against(sized: Sized, micro_batch: int, compiled: bool, seconds: float) -> Case:
         name = f"{sized.name} beside others, {'compiled' if compiled else 'eager'}"
@@ -209,20 +238,26 @@ def cases(setting: Setting) -> list[Case]:
 
     if setting.tiny:
         return [
-            run(TINY, "no", 0),
+            run(TINY, Way("no"), 0),
+            run(TINY, Way("no", 4, **LEAN), 0),
+            run(TINY, Way("no", trainer={"precision": "fp8"}), 0),
             against(TINY, 2, False, 0),
             against(TINY_GPT2, 2, False, 0),
             steps(TINY, 0),
         ]
     return [
-        run(LLAMA_1B, "blocks", 80, MFU),
+        run(LLAMA_1B, Way("blocks"), 80, MFU),
+        run(LLAMA_1B, Way("blocks", 4), 80, ACCUMULATED_MFU),
+        run(LLAMA_1B, Way("blocks", **LEAN), 60, MFU),
         against(LLAMA_1B, 4, False, 80),
         against(GPT2_124M, 16, False, 40),
-        run(LLAMA_1B, "no", 50, MFU),
+        run(LLAMA_1B, Way("no"), 50, MFU),
         steps(LLAMA_1B, 20),
-        run(GPT2_124M, "no", 30),
-        run(GPT2_124M, "blocks", 50),
-        run(GPT2_124M, "step", 90),
-        run(LLAMA_1B, "step", 120, MFU),
+        run(GPT2_124M, Way("no"), 30),
+        run(GPT2_124M, Way("blocks"), 50),
+        run(GPT2_124M, Way("step"), 90),
+        run(LLAMA_1B, Way("blocks", trainer={"precision": "fp8"}), 80),
+        run(LLAMA_1B, Way("blocks", autotune=True), 150, MFU),
+        run(LLAMA_1B, Way("step"), 120, MFU),
         against(GPT2_124M, 16, True, 150),
     ]

@@ -175,7 +175,10 @@ def test_states_and_weights_are_shown_as_the_library_shows_them(exported, lively
 
 def test_the_code_is_that_of_our_sources_and_needs_torch_and_transformers_alone():
     root = Path(birthmark.__file__).parent
-    files = [root / "errors.py", root / "schema.py", *root.joinpath("models").rglob("*.py")]
+    files = [
+        *(root / f"{name}.py" for name in ("errors", "kernel_devices", "schema")),
+        *root.joinpath("models").rglob("*.py"),
+    ]
     sources = "\n".join(file.read_text() for file in files)
     lines = set(sources.splitlines())
     code = exported_code()
