@@ -391,8 +391,11 @@ class RankBeside:
             self.solving[place] = self.rank.begin(place, self.streams)
 
     def compute(self) -> RankResult:
-        """Return effective rank and singular values of every place. All sequences have shown all places."""
-        eigenvalues_S = self.streams.results(self.solving[place] for place in range(len(self.n_shown)))
+        """Return effective rank and singular values of every place."""
+        for place in range(len(self.n_shown)):
+            if place not in self.solving:
+                self.solving[place] = self.rank.begin(place, self.streams)
+        eigenvalues_S = self.streams.results(of_place for _, of_place in sorted(self.solving.items()))
         return rank_result(torch.stack(eigenvalues_S), self.rank.n_vectors)
 
 

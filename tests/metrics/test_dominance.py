@@ -214,10 +214,11 @@ def test_the_caller_waits_too_where_one_fails(log):
     assert log[-2:] == [("caller", "waits for", 0), ("caller", "waits for", 1)]
 
 
-def test_a_place_is_solved_once_all_sequences_have_shown_it(log):
+@pytest.mark.parametrize("n_shown", [8, 7])
+def test_a_place_is_solved_once_all_sequences_have_shown_it(n_shown, log):
     h_SBTD = torch.stack([hidden(seed=seed) for seed in range(3)])
     rank, expected = RankBeside(EffectiveRank(3, 10), 8), EffectiveRank(3, 10)
-    for batch in (slice(0, 5), slice(5, 8)):
+    for batch in (slice(0, 5), slice(5, n_shown)):
         for place, h_BTD in enumerate(h_SBTD[:, batch]):
             expected.update(place, h_BTD)
             rank.update(place, h_BTD)
