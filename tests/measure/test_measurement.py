@@ -19,12 +19,13 @@ from birthmark.errors import RunError
 from birthmark.measure.builtin_metrics import ObservedLock, ObservedStates
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
 from birthmark.measure.observed_metrics import AttentionView, SelfObserving
-from birthmark.measure.passes import MetricObserver, sequences_of_pass
+from birthmark.measure.passes import FiniteWatch, MetricObserver, sequences_of_pass
 from birthmark.metrics.activation_sums import ActivationSums
 from birthmark.metrics.sinks import KeySummer, key_sums
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.experts.config import ExpertsConfig
+from birthmark.models.observe import Attended
 
 CONFIG = ModelConfig(d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=32, max_seq_len=12)
 PROBE = random_probe(32, 9, 12, 0)
@@ -386,6 +387,23 @@ def test_the_first_place_that_is_not_finite_is_named(name, value):
         model.get_submodule(name).weight.fill_(value)
     with pytest.raises(RunError, match=f"NaN or inf, first in {BREAKS[name]}$"):
         measure(model, PROBE, birth, [], batch_size=4)
+
+
+@pytest.mark.parametrize("position", [0, 3])
+@pytest.mark.parametrize("place", ["q_BHTK", "k_BHTK", "out_BHTK", "neurons", "residual", "nowhere"])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(place, position):
+    """Also where all that follows from it is finite, as some fused kernels have it."""
+    finite = FiniteWatch(1, torch.device("cpu"))
+    observer, broken = MetricObserver([], finite), torch.ones(2, 2, 4, 3)
+    broken[1, 0, position, 2] = torch.inf
+    heads = {name: broken if name == place else torch.ones(2, 2, 4, 3) for name in LENT}
+    observer.attention(1, Attended(**heads, weights=None))
+    observer.neurons(1, broken[:, 0] if place == "neurons" else torch.ones(2, 4, 3))
+    observer.residual("mlp", 1, broken[:, 0] if place == "residual" else torch.ones(2, 4, 3))
+    named = {"neurons": "hidden activations", "residual": "after the MLP"}.get(
+        place, "queries, keys, values or outputs"
+    )
+    assert finite.first() is None if place == "nowhere" else named in finite.first()
 
 
 #: Arrays that are no counts over a threshold, no places and no ranks.
