@@ -40,11 +40,6 @@ ROOMS = [room for room in FLOOR if (ROOT / room).is_dir()]
 FILES = sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
 
 
-def test_the_table_of_rooms_has_all_of_them():
-    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
-    assert {name: int(floor) for floor, name in rows} == FLOOR
-
-
 def name_of(file):
     """A module's dotted name without the package's."""
     parts = file.relative_to(ROOT).with_suffix("").parts
