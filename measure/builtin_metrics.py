@@ -394,7 +394,7 @@ class ObservedLock(_Builtin):
 
     def attention(self, layer: int, attended: AttentionView) -> None:
         """See models/observe.py."""
-        self.lock.update(layer - 1, attended.q_BHTK, attended.k_BHTK, attended.query_sums)
+        self.lock.update(layer - 1, attended.query_sums)
 
     @override
     def result(self) -> tuple[Scalars, Arrays]:

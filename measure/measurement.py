@@ -190,7 +190,7 @@ def measure(
         user_metrics = [Guarded(source, setting) for source in sources]
         observed = [*builtin_metrics(setting, builtin), *user_metrics]
         # Metrics that no block shows anything to are not computed.
-        shown = [metric for metric in observed if len(setting.missing(metric)) < config.n_layers]
+        shown = [metric for metric in observed if setting.shows(metric)]
         observer = MetricObserver(shown, finite)
         run(observer, probe_NT, batch_size, documents_NT)
         # Every rank raises, or none: the metrics below wait for one another.

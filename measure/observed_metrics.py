@@ -70,7 +70,7 @@ class AttentionView(Attended):
     @cached_property
     def query_sums(self) -> QuerySums:
         """Sums over the queries."""
-        return query_sums(self.q_BHTK, self.k_BHTK[:, :, 0])
+        return query_sums(self.q_BHTK, self.k_BHTK)
 
 
 def sizes_of(config: ModelConfig | HFConfig, seq_len: int) -> Sizes:
@@ -135,6 +135,10 @@ class Setting:
         if metric.hook("routing") is not None or metric.hook("expert_units") is not None:
             found |= set(range(1, self.sizes.n_layers + 1)).difference(self._routed)
         return frozenset(found)
+
+    def shows(self, metric: Observed) -> bool:
+        """Return True if any block shows the metric all places that it reads."""
+        return len(self.missing(metric)) < self.sizes.n_layers
 
     @cached_property
     def device(self) -> torch.device:

@@ -38,15 +38,14 @@ def summarise(metrics: Sequence[Observed], setting: Setting) -> Measurement:
     scalars: Scalars = {}
     arrays: Arrays = {}
     unseen = [str(place) for place in setting.unseen]
-    seen = [metric for metric in metrics if len(setting.missing(metric)) < setting.sizes.n_layers]
-    results = {metric: metric.result() for metric in sorted(seen, key=lambda metric: metric.is_solving)}
+    shown = [metric for metric in metrics if setting.shows(metric)]
+    results = {metric: metric.result() for metric in sorted(shown, key=lambda metric: metric.is_solving)}
     for metric in metrics:
-        missing = setting.missing(metric)
         if metric not in results:
             if isinstance(metric, SelfObserving) and metric.name not in METRICS:
                 unseen.append(f"{metric.name} (it reads what no block shows)")
             continue
-        metric_scalars, metric_arrays = results[metric]
+        missing, (metric_scalars, metric_arrays) = setting.missing(metric), results[metric]
         _check(metric, metric_scalars, metric_arrays, setting.sizes)
         by_name = {quantity.name: quantity for quantity in metric.quantities}
         metric_arrays = {name: blanked(array, by_name[name], missing) for name, array in metric_arrays.items()}

@@ -21,6 +21,18 @@ _TILE, _WARPS, _CHUNK = 8192, 8, 32
 
 
 @triton.jit
+def _tile(  # type: ignore[no-untyped-def]
+    x, b, first, x_batch, x_row, length, channel, D: tl.constexpr, M: tl.constexpr
+):  # fmt: skip
+    """Return the rows of a tile of one sequence, masks of the rows and numbers that exist, and the numbers."""
+    row = first + tl.arange(0, M)
+    there = row < length
+    seen = there[:, None] & (channel < D)[None, :]
+    at = x + b * x_batch + row[:, None].to(tl.int64) * x_row + channel[None, :]
+    return row, there, seen, tl.load(at, mask=seen, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _rows(  # type: ignore[no-untyped-def]
     x, of_rows, units, x_batch, x_row, n_rows, length,
     D: tl.constexpr, D_BLOCK: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr,
@@ -30,11 +42,7 @@ def _rows(  # type: ignore[no-untyped-def]
     channel = tl.arange(0, D_BLOCK)
     unit_sum = tl.zeros([D_BLOCK], tl.float32)
     for first in range(0, CHUNK, M):
-        row = c * CHUNK + first + tl.arange(0, M)
-        there = row < length
-        seen = there[:, None] & (channel < D)[None, :]
-        at = x + b * x_batch + row[:, None].to(tl.int64) * x_row + channel[None, :]
-        tile = tl.load(at, mask=seen, other=0.0).to(tl.float32)
+        row, there, _, tile = _tile(x, b, c * CHUNK + first, x_batch, x_row, length, channel, D, M)
         size, square = tl.abs(tile), tl.sum(tile * tile, 1)
         out = of_rows + b * length + row
         tl.store(out, tl.sum(tile, 1), mask=there)
@@ -58,11 +66,7 @@ def _about(  # type: ignore[no-untyped-def]
     centre = tl.load(mean + b)
     largest = tl.zeros([D_BLOCK], tl.float32)
     for first in range(0, CHUNK, M):
-        row = c * CHUNK + first + tl.arange(0, M)
-        there = row < length
-        seen = there[:, None] & (channel < D)[None, :]
-        at = x + b * x_batch + row[:, None].to(tl.int64) * x_row + channel[None, :]
-        tile = tl.load(at, mask=seen, other=0.0).to(tl.float32)
+        row, there, seen, tile = _tile(x, b, c * CHUNK + first, x_batch, x_row, length, channel, D, M)
         square = tl.where(seen, (tile - centre) * (tile - centre), 0.0)
         tl.store(second + b * length + row, tl.sum(square, 1), mask=there)
         tl.store(fourth_root + b * length + row, tl.sqrt(tl.sum(square * square, 1)), mask=there)

@@ -36,8 +36,10 @@ def _(x: torch.Tensor, mean: torch.Tensor | None, vectors: torch.Tensor | None) 
 
 
 class QuerySums(NamedTuple):
-    """Sums over the queries of a batch; float32 or wider."""
+    """Sums over the queries of a batch, and the first keys; float32 or wider."""
 
+    first_BHK: Tensor
+    """k_0 of each sequence; a copy."""
     total_HK: Tensor
     """``Σ q`` over sequences and positions."""
     moment_HKK: Tensor
@@ -46,12 +48,13 @@ class QuerySums(NamedTuple):
     """``q·k_0`` with the first key of its sequence."""
 
 
-def query_sums(q_BHTK: Tensor, first_BHK: Tensor) -> QuerySums:
-    """Sum queries ``[B, H, T, K]``, and multiply them with the first keys ``[B, H, K]``, both as they enter the scores.
-    Products are float32's, or those of the inputs' wider type.
+def query_sums(q_BHTK: Tensor, k_BHTK: Tensor) -> QuerySums:
+    """Sum queries and multiply them with the first keys of their sequences, both ``[B, H, T, K]`` as they enter the
+    scores. Products are float32's, or those of the queries' wider type.
     """
     n_sequences, n_heads = q_BHTK.shape[:2]
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+    first_BHK = k_BHTK[:, :, 0].to(wide, copy=True, memory_format=torch.contiguous_format)
     # A sum over all vectors at once leaves a GPU idle: there each sequence has a product of its own.
     n_products = 1 if q_BHTK.device.type == "cpu" else max(n_sequences, 1)
     q_QNK = q_BHTK.to(wide).unflatten(0, (n_products, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
@@ -59,12 +62,13 @@ def query_sums(q_BHTK: Tensor, first_BHK: Tensor) -> QuerySums:
         of_products_QHKK = torch.bmm(q_QNK.mT, q_QNK).unflatten(0, (n_products, n_heads))
     moment_HKK = of_products_QHKK[0] if n_products == 1 else of_products_QHKK.sum(0, dtype=torch.float64)
     if fuses_rows(q_BHTK):
-        dots_BTH, total_THK = _head_sums(q_BHTK, None, first_BHK.float().contiguous())
-        return QuerySums(total_THK.sum(0), moment_HKK, dots_BTH)
+        dots_BTH, total_THK = _head_sums(q_BHTK, None, first_BHK)
+        return QuerySums(first_BHK, total_THK.sum(0), moment_HKK, dots_BTH)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         # As heads lie in memory. One vector per sequence is too little for a matrix product.
-        dots_BTH = torch.linalg.vecdot(q_BHTK.to(wide).transpose(1, 2), first_BHK.to(wide)[:, None])
-    return QuerySums(q_QNK.unflatten(0, (n_products, n_heads)).sum((0, 2)), moment_HKK, dots_BTH)
+        dots_BTH = torch.linalg.vecdot(q_BHTK.to(wide).transpose(1, 2), first_BHK[:, None])
+    total_HK = q_QNK.unflatten(0, (n_products, n_heads)).sum((0, 2))
+    return QuerySums(first_BHK, total_HK, moment_HKK, dots_BTH)
 
 
 class Deviations(NamedTuple):

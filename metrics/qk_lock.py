@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .head_sums import QuerySums, query_sums
+from .head_sums import QuerySums
 from .summed_metrics import AdditiveMetric
 
 _TINY = torch.finfo(torch.float64).tiny
@@ -103,14 +103,10 @@ class QKLock(AdditiveMetric):
             n_sequences=(n_layers,),
         )
 
-    def update(self, layer: int, q_BHTK: Tensor, k_BHTK: Tensor, sums: QuerySums | None = None) -> None:
-        """Add a batch of queries and keys ``[B, H, T, d_head]`` as they enter the scores of one layer (from 0); with
-        the sums over the queries, if they are at hand.
-        """
-        first_BHK = k_BHTK[:, :, 0].to(torch.promote_types(q_BHTK.dtype, torch.float32), copy=True)
-        total_HK, moment_HKK, dots_BTH = query_sums(q_BHTK, first_BHK) if sums is None else sums
-        self.query_moment[layer].add_(moment_HKK)
-        self.keep(layer, first_BHK, dots_BTH, total_HK)
+    def update(self, layer: int, sums: QuerySums) -> None:
+        """Add the queries of a batch, and their first keys, of one layer (from 0)."""
+        self.query_moment[layer].add_(sums.moment_HKK)
+        self.keep(layer, sums.first_BHK, sums.dots_BTH, sums.total_HK)
 
     def _add(self, places: slice, *tensors_P: Tensor) -> None:
         first_PBHK, dots_PBTH, query_PHK = tensors_P

@@ -9,6 +9,7 @@ from oracles import Rows
 from birthmark.metrics.activation_outliers import ActivationOutliers
 from birthmark.metrics.directions import Contraction, SeedAlignment
 from birthmark.metrics.dominance import DominanceRatio, EffectiveRank, MassiveActivations
+from birthmark.metrics.head_sums import query_sums
 from birthmark.metrics.heads import HeadEntropy, KeyValueNorms, SequenceSinks
 from birthmark.metrics.neurons import SuperNeurons
 from birthmark.metrics.preference import TokenPreference
@@ -91,7 +92,8 @@ STREAMS = {
         _each_place(lambda m, i, of, part: m.update(i, *_sums(of, i, part).squares_2BHT)),
     ),
     "lock": (
-        lambda: QKLock(L, H, K), _each_place(lambda m, i, of, part: m.update(i, of.queries[i, part], of.keys[i, part]))
+        lambda: QKLock(L, H, K),
+        _each_place(lambda m, i, of, part: m.update(i, query_sums(of.queries[i, part], of.keys[i, part]))),
     ),
     "variance": (
         lambda: PositionalVariance(L, H, T, K), _each_place(lambda m, i, of, part: m.update(i, of.queries[i, part]))

@@ -132,6 +132,14 @@ def test_speeds_beside_other_libraries(rehearsed):
     assert {row["status"] for row in unable} <= {"not installed", "skipped"}
 
 
+def test_a_step_lasts_for_all_of_its_micro_batches(gpu):
+    marks = gpu("gpu_run.fit")._Marks(torch.device("cpu"))
+    # Two steps of three micro-batches, and the end.
+    marks.marks = [0, 1, 2, 10, 11, 12, 30]
+    assert marks.seconds(3) == [10, 20]
+    assert marks.seconds(1) == [1, 1, 8, 1, 1, 18]
+
+
 @pytest.mark.heavy
 def test_snapshots_and_plans(rehearsed):
     found = rows(rehearsed, "snapshots", "")

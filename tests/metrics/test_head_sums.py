@@ -20,9 +20,10 @@ def check(shape, dtype, device, tolerance):
         atol = tolerance * float(wanted.abs().amax())
         torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=atol)
 
-    q_BHTK, first_BHK = heads(shape, dtype, 0, device), heads(shape, dtype, 1, device)[:, :, 0]
-    total_HK, moment_HKK, dots_BTH = query_sums(q_BHTK, first_BHK)
+    q_BHTK, k_BHTK = heads(shape, dtype, 0, device), heads(shape, dtype, 1, device)
+    first_BHK, total_HK, moment_HKK, dots_BTH = query_sums(q_BHTK, k_BHTK)
     q = q_BHTK.double()
+    assert torch.equal(first_BHK, k_BHTK[:, :, 0].to(first_BHK.dtype))
     close(total_HK, q.sum((0, 2)))
     close(moment_HKK, torch.einsum("bhtk,bhtj->hkj", q, q))
     close(dots_BTH, torch.einsum("bhtk,bhk->bth", q, first_BHK.double()))

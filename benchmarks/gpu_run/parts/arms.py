@@ -59,13 +59,14 @@ def _arms(
     device, batch = torch.device(setting.device), max(tokens // seq_len, 1)
     shape = Shape(width, 1, width // d_head, 0, 64, 64, seq_len, batch)
     steps: dict[str, dict[str, Callable[[], float]]] = {}
-    fused = {}
+    limits: dict[str, float | None] = {}
     why_not = why_not_triton(device.type)
     for name, fields in {**{name: fields for name, (fields, _) in ARMS.items()}, **ONE_WALK}.items():
         if compiled and name not in COMPILED:
             continue
         config = ModelConfig(**{**model_fields(shape), **fields})
-        fused[name] = explicit_because(config) is None
+        limited = name != "plain" and explicit_because(config) is None and seq_len >= FROM
+        limits[name] = (DEARER if config.attention.kv_bias == "none" else WITH_KEYS) if limited else None
         try:
             model = born(config, 0, device).train()
             passes = {
@@ -85,15 +86,14 @@ def _arms(
     how = ", compiled" if compiled else ""
     for way, arms in steps.items():
         for name, found in in_turn(arms, device, setting.rounds, 1).items():
-            limited = fused[name] and name != "plain" and seq_len >= FROM
-            limit = WITH_KEYS if name in ("key-value-bias", "learned-keys-4") else DEARER
+            limit = limits[name]
             yield {
                 "table": f"One attention, {way}{how}, bf16, {sizes}",
                 "arm": name,
                 "ms": 1000 * found.seconds,
                 "× plain": found.ratio,
                 "quartiles": f"{found.low:.3f}–{found.high:.3f}",
-                **(setting.limit(found.ratio, limit, at_most=True) if limited else {}),
+                **({} if limit is None else setting.limit(found.ratio, limit, at_most=True)),
                 **({"note": f"by another attention: {why_not}"} if name in ONE_WALK and why_not else {}),
             }
 
