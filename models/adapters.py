@@ -92,8 +92,8 @@ class PrefixKeys(nn.Module):
         """See :class:`~birthmark.models.init.StatesBirth`."""
         return {"key": Normal(self.std), "value": Constant(0.0)}
 
-    def forward(self, scores: Scores) -> list[ExtraKey]:
-        """Return the prefix as keys beside those of the tokens, given the tokens' scores."""
+    def forward(self, scores: Scores) -> tuple[Scores, list[ExtraKey]]:
+        """Return the tokens' scores, and the prefix as keys beside those of the tokens."""
         return learned_keys(scores, self.key, self.value, self.as_one, of_prefix=True)
 
 

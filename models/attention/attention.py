@@ -97,6 +97,8 @@ GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": LinearGate, 
 class KeysAndValue(NamedTuple):
     """Contributions of learned biases to an attention."""
 
+    scores: Scores
+    """Scores of the tokens, whose queries the learned keys have read."""
     extra: list[ExtraKey]
     """Keys beside the tokens' that every query sees."""
     added_HK: Tensor | None = None
@@ -111,7 +113,7 @@ class NoKeyValueBias(nn.Module):
 
     def forward(self, scores: Scores) -> KeysAndValue:
         """Return the contributions of the biases, given the scores of the tokens."""
-        return KeysAndValue([])
+        return KeysAndValue(scores, [])
 
 
 class KeyValueBias(NoKeyValueBias):
@@ -141,8 +143,8 @@ class KeyValueBias(NoKeyValueBias):
         """Return the learned keys, with their values if they have any; or the value alone."""
         value = None if self.value is None else self._of_heads(self.value)
         if self.key is None:
-            return KeysAndValue([], None if value is None else over_heads(value[None], self.n_heads)[0, :, 0])
-        return KeysAndValue(learned_keys(scores, self._of_heads(self.key), value, self.as_one))
+            return KeysAndValue(scores, [], None if value is None else over_heads(value[None], self.n_heads)[0, :, 0])
+        return KeysAndValue(*learned_keys(scores, self._of_heads(self.key), value, self.as_one))
 
     def _of_heads(self, rows: Tensor) -> Tensor:
         """Split rows by key/value head, or take the one for all heads: ``[G, N, K]``."""
@@ -270,9 +272,10 @@ class Attention(nn.Module):
         # A chunk that does not begin a sequence begins behind the prefix.
         prefix = None if place.is_chunk else self.prefix
         scores = Scores(q, k, self.scale, place, self.window, prefix, self.joint_squares)
-        extra, added_HK = self.bias(scores)
+        scores, extra, added_HK = self.bias(scores)
         if self.adapter_keys is not None:
-            extra = [*extra, *self.adapter_keys(scores)]
+            scores, of_adapter = self.adapter_keys(scores)
+            extra = [*extra, *of_adapter]
         weighted: WeightedSum = self.normaliser(scores, v, extra, needs_weights, self.aggregate.needs_squares)
         if added_HK is not None:
             weighted.o_BHTK = weighted.o_BHTK + added_HK[:, None].to(weighted.o_BHTK.dtype)

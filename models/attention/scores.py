@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -248,8 +248,9 @@ class ExtraKey(NamedTuple):
 
 def learned_keys(
     scores: Scores, key_GNK: Tensor, value_GNK: Tensor | None, as_one: bool, of_prefix: bool = False
-) -> list[ExtraKey]:
-    """Build keys from parameters, without positions.
+) -> tuple[Scores, list[ExtraKey]]:
+    """Build keys from parameters, without positions; return them behind the scores of the tokens, whose queries go on
+    from the products with these keys.
 
     Args:
         scores: scores of the tokens.
@@ -265,11 +266,13 @@ def learned_keys(
         return over_heads(x_GNK[None], q_BHTK.shape[1])[0].to(wide)
 
     value_HNK = None if value_GNK is None else of_heads(value_GNK)
-    score_BHTN = products(q_BHTK, of_heads(key_GNK)) * scores.scale
+    q_BHTK, product_BHTN = products(q_BHTK, of_heads(key_GNK))
+    scores, score_BHTN = replace(scores, q_BHTK=q_BHTK), product_BHTN * scores.scale
     if as_one or n_keys == 1:
-        return [ExtraKey(score_BHTN, value_HNK, of_prefix)]
+        return scores, [ExtraKey(score_BHTN, value_HNK, of_prefix)]
     values = [None] * n_keys if value_HNK is None else value_HNK.split(1, dim=1)
-    return [ExtraKey(score, value, of_prefix) for score, value in zip(score_BHTN.split(1, -1), values, strict=True)]
+    of_each = zip(score_BHTN.split(1, -1), values, strict=True)
+    return scores, [ExtraKey(score, value, of_prefix) for score, value in of_each]
 
 
 def lse_of_extra(extra: list[ExtraKey]) -> Tensor | None:

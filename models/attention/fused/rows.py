@@ -166,27 +166,34 @@ def scaled(x_BHTK: Tensor, factor_BHT: Tensor) -> Tensor:
 
 
 class _Products(torch.autograd.Function):
-    """Autograd function of the products of rows with the vectors of their head."""
+    """Autograd function of rows, and of their products with the vectors of their head."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         v = _whole(v)
         ctx.save_for_backward(x, v)
+        ctx.set_materialize_grads(False)
         by_v: Tensor = _reduced(x, None, None, None, v)[2]
-        return by_v
+        return x.view_as(x), by_v
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, d_x: Tensor | None, d: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        if d is None:
+            return d_x, None
         (x, v), d = ctx.saved_tensors, d.contiguous()
-        return _combined(None, None, d, v, *_like(x)), _reduced(x, None, None, d, None)[3]
+        d_x = None if d_x is None else whole_rows(d_x)
+        return _combined(d_x, None, d, v, *_like(x)), _reduced(x, None, None, d, None)[3]
 
 
-def products(x_BHTK: Tensor, v_HNK: Tensor) -> Tensor:
-    """Compute ``Σ_k x·v_n`` ``[B, H, T, N]`` in float32 or wider. Both carry gradients."""
+def products(x_BHTK: Tensor, v_HNK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows, and ``Σ_k x·v_n`` ``[B, H, T, N]`` in float32 or wider. Both carry gradients.
+
+    Other readers take the rows that are returned: what reaches them is then added to the gradient as it is written.
+    """
     wide = torch.promote_types(x_BHTK.dtype, torch.float32)
     if _fuses(x_BHTK, v_HNK.shape[1]):
-        found: Tensor = _Products.apply(x_BHTK, v_HNK.to(wide))
+        found: tuple[Tensor, Tensor] = _Products.apply(x_BHTK, v_HNK.to(wide))
         return found
     with torch.autocast(x_BHTK.device.type, enabled=False):
-        return x_BHTK.to(wide) @ v_HNK.to(wide).mT
+        return x_BHTK, x_BHTK.to(wide) @ v_HNK.to(wide).mT

@@ -34,7 +34,8 @@ def _block_of(n_heads, length, K: tl.constexpr, K_BLOCK: tl.constexpr, M: tl.con
 @triton.jit
 def _combine(  # type: ignore[no-untyped-def]
     x, a, b, v, y, x_batch, x_head, x_row, y_batch, y_head, y_row, n_heads, length,
-    HAS_X: tl.constexpr, N: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr, M: tl.constexpr,
+    HAS_X: tl.constexpr, HAS_A: tl.constexpr, N: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr,
+    M: tl.constexpr,
 ):  # fmt: skip
     """Process a block of rows of one head."""
     _, sequence, h, row, channel, at, there, wide = _block_of(n_heads, length, K, K_BLOCK, M)
@@ -43,7 +44,8 @@ def _combine(  # type: ignore[no-untyped-def]
     if HAS_X:
         x += sequence * x_batch + h * x_head
         found += tl.load(x + row[:, None] * x_row + channel[None, :], mask=seen, other=0.0).to(tl.float32)
-        found *= tl.load(a + at, mask=there, other=0.0)[:, None]
+        if HAS_A:
+            found *= tl.load(a + at, mask=there, other=0.0)[:, None]
     for n in tl.static_range(N):
         vector = tl.load(v + (h * N + n) * K + channel, mask=wide, other=0.0)
         found += tl.load(b + at * N + n, mask=there, other=0.0)[:, None] * vector[None, :]
@@ -93,7 +95,7 @@ def combine(y: Tensor, x: Tensor | None, a: Tensor | None, b: Tensor | None, v: 
     Args:
         y: result; the last axis of it and of ``x`` is contiguous.
         x: rows ``[B, H, T, K]``; None: none.
-        a: their factors, float32 ``[B, H, T]``, contiguous; None where ``x`` is.
+        a: their factors, float32 ``[B, H, T]``, contiguous; None: 1.
         b: factors of vectors, float32 ``[B, H, T, N]``, contiguous; None: no vectors.
         v: vectors of each head, float32 ``[H, N, K]``, contiguous; None where ``b`` is.
     """
@@ -102,7 +104,7 @@ def combine(y: Tensor, x: Tensor | None, a: Tensor | None, b: Tensor | None, v: 
     with torch.cuda.device_of(y):
         _combine[(triton.cdiv(length, rows), n_sequences * n_heads)](
             y if x is None else x, y if a is None else a, y if b is None else b, y if v is None else v, y,
-            *strides(y if x is None else x), *strides(y), n_heads, length, HAS_X=x is not None,
+            *strides(y if x is None else x), *strides(y), n_heads, length, HAS_X=x is not None, HAS_A=a is not None,
             N=0 if b is None else b.shape[-1], K=width, K_BLOCK=block, M=rows, num_warps=_WARPS,
         )  # fmt: skip
 

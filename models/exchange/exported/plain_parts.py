@@ -62,9 +62,9 @@ def scaled(x_BHTK: Tensor, factor_BHT: Tensor) -> Tensor:
     return x_BHTK * factor_BHT[..., None].to(x_BHTK.dtype)
 
 
-def products(x_BHTK: Tensor, v_HNK: Tensor) -> Tensor:
-    """Compute the products of rows with the vectors of their head, ``[B, H, T, N]``, in float32."""
-    return x_BHTK.float() @ v_HNK.float().mT
+def products(x_BHTK: Tensor, v_HNK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows, and their products with the vectors of their head, ``[B, H, T, N]``, in float32."""
+    return x_BHTK, x_BHTK.float() @ v_HNK.float().mT
 
 
 def activated(activation: str, x: Tensor, factor: Tensor | None = None) -> Tensor:

@@ -71,11 +71,27 @@ def test_rows_times_factors(given):
 
 def test_products_with_vectors(given):
     x, _, _, b, v = given
-    found = with_gradients(products, (x, v), b)
+    found = with_gradients(lambda x, v: products(x, v)[1], (x, v), b)
     wanted = with_gradients(lambda x, v: x @ v.mT, (x.double(), v.double()), b)
     for one, exact, dtype in zip(found, wanted, (torch.float32, x.dtype, torch.float32), strict=True):
         assert_near(one, exact, dtype)
     assert found[0].dtype == found[2].dtype == torch.float32
+
+
+@pytest.mark.parametrize("which", ["both", "rows"])
+def test_rows_behind_their_products_pass_their_gradient_on(given, which):
+    """The gradient that comes by another way lies differently, as that of a fused attention does."""
+    x, d, _, b, v = given
+    leaves = [x.detach().requires_grad_(), v.detach().requires_grad_()]
+    same, by_v = products(*leaves)
+    assert torch.equal(same, x)
+    grads = [d.contiguous(), b.to(by_v.dtype)] if which == "both" else [d.contiguous()]
+    dx, dv = torch.autograd.grad([same, by_v][: len(grads)], leaves, grads, allow_unused=True)
+    added = b.double() @ v.double() if which == "both" else 0
+    assert_near(dx, d.double() + added, x.dtype)
+    if which == "both":
+        assert_near(dv, torch.einsum("bhtn,bhtk->hnk", b.double(), x.double()), torch.float32)
+        assert dx.stride() == x.stride() or not kernel_devices.fuses_rows(x)
 
 
 @pytest.mark.parametrize("n", [0, 1, 3])
@@ -99,5 +115,5 @@ def test_many_vectors_and_float64_go_to_torchs_operators(monkeypatch):
     monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
     monkeypatch.setattr(rows, "_reduced", lambda *_: pytest.fail("the kernel runs"))
     x, v = torch.randn(1, 2, 5, 8), torch.randn(2, 17, 8)
-    assert torch.equal(products(x, v), x @ v.mT)
-    assert products(x.double(), v[:, :1]).dtype == torch.float64
+    assert torch.equal(products(x, v)[1], x @ v.mT)
+    assert products(x.double(), v[:, :1])[1].dtype == torch.float64
