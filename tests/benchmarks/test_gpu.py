@@ -142,7 +142,7 @@ def test_a_step_lasts_for_all_of_its_micro_batches(gpu):
 
 @pytest.mark.heavy
 def test_snapshots_and_plans(rehearsed):
-    found = rows(rehearsed, "snapshots", "")
+    found = rows(rehearsed, "snapshots", "Snapshot over")
     check_numbers(found, "forward, ms", "snapshot, ms", "ratio")
     # A rehearsal's ratio says nothing of the limit.
     assert {row["verdict"] for row in found} == {"open"}
@@ -150,6 +150,10 @@ def test_snapshots_and_plans(rehearsed):
     assert {(row["by walk, ms"], row["by walk, ratio"], row["note"]) for row in found} == {
         (None, None, "no walk: the device is cpu")
     }
+    solved = rows(rehearsed, "snapshots", "Eigenvalues")
+    assert [row["way"] for row in solved] == ["on streams", "one by one", "by one call", "on the host"]
+    assert max(row["largest difference"] for row in solved) < 1e-12
+    check_numbers(solved, "ms", "ratio")
     check_numbers(rows(rehearsed, "big", ""), "planned, GiB", "tokens/s")
 
 

@@ -1,5 +1,5 @@
 """Cost of a snapshot over the plain forward pass of its probe (``snapshot_cost.py``), and over training on as much;
-attention weights by blocks, as by default, and by walks (``snapshot.attention_weights``).
+attention weights by blocks, as by default, and by walks (``snapshot.attention_weights``). Eigenvalues alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from device import Peak, in_turn, release
 from snapshot_cost import Shape, passes
 
 from birthmark.measure.passes import sequences_of_pass
+from birthmark.metrics.dominance import each_at_once, symmetric_eigenvalues
 from birthmark.models.attention.fused import weight_sums
 from birthmark.models.birth import born
 
@@ -22,6 +23,8 @@ from .profile import training_step
 
 #: A snapshot's time over the plain pass's.
 DEARER = 1.2
+#: Matrices that are solved at once on streams of a GPU, at most.
+_ON_STREAMS = 8
 
 
 def _cost(sized: Sized, n_sequences: int, seq_len: int, setting: Setting) -> Iterator[dict[str, Any]]:
@@ -69,12 +72,44 @@ def _cost(sized: Sized, n_sequences: int, seq_len: int, setting: Setting) -> Ite
     }
 
 
+def _eigenvalues(sized: Sized, setting: Setting) -> Iterator[dict[str, Any]]:
+    """Time the eigenvalues of all places without a pass beside them: on streams, as snapshots solve them; one by one;
+    by one call, for which torch has another solver from 2.12 on (its pull request 175403); and on the host's cores.
+    """
+    config = sized.config(16)
+    n_places, width = config.n_layers + 1, config.d_model
+    x = torch.randn(n_places, 4 * width, width, dtype=torch.float64, device=setting.device)
+    moments = x.mT @ x
+    del x
+    ways = {
+        "on streams": lambda: each_at_once(symmetric_eigenvalues, moments, _ON_STREAMS),
+        "one by one": lambda: [symmetric_eigenvalues(moment) for moment in moments],
+        "by one call": lambda: torch.linalg.eigvalsh(moments),
+        "on the host": lambda: each_at_once(symmetric_eigenvalues, moments.cpu(), _ON_STREAMS),
+    }
+    wanted = torch.stack(ways["on streams"]())
+    for name, found in in_turn(ways, setting.device, setting.rounds, 1).items():
+        off = (torch.stack(tuple(ways[name]())).to(wanted.device) - wanted).abs().max()
+        yield {
+            "table": "Eigenvalues of a snapshot's second moments, float64",
+            "matrices": f"{n_places} × {width}",
+            "way": name,
+            "ms": 1000 * found.seconds,
+            "ratio": found.ratio,
+            "quartiles": f"{found.low:.3f}–{found.high:.3f}",
+            "largest difference": float(off / wanted.max()),
+        }
+
+
 def cases(setting: Setting) -> list[Case]:
-    """Return the cases of two models, at the default probe and at two lengths."""
+    """Return the cases of two models: the default probe and two lengths, and eigenvalues alone."""
+    sizes: tuple[Sized, ...] = (LLAMA_134M, LLAMA_1B)
+    probes: tuple[tuple[str, int, int], ...] = (("default probe", 64, 256), ("T 1024", 1024, 64), ("T 4096", 4096, 16))
     if setting.tiny:
-        return [Case("tiny, T 16", partial(_cost, TINY, 4, 16))]
-    return [
-        Case(f"{sized.name}, {name}", partial(_cost, sized, n, seq_len), 30)
-        for sized in (LLAMA_134M, LLAMA_1B)
-        for name, seq_len, n in (("default probe", 64, 256), ("T 1024", 1024, 64), ("T 4096", 4096, 16))
-    ]
+        sizes, probes = (TINY,), (("T 16", 16, 4),)
+    found = []
+    for sized in sizes:
+        for name, seq_len, n in probes:
+            found.append(Case(f"{sized.name}, {name}", partial(_cost, sized, n, seq_len)))
+        found.append(Case(f"{sized.name}, eigenvalues", partial(_eigenvalues, sized)))
+    return found
