@@ -17,7 +17,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Constant, Distribution, ParameterRole, Role, birth_plan, parameter_roles
 from ..user_classes import import_user_class, in_words, is_user_class
 from .correlation import CORRELATIONS
-from .differential import initial_lambda
+from .differential import Difference, initial_lambda
 from .fused.rows import scaled
 from .normalisers import WeightedSum
 
@@ -177,6 +177,10 @@ class DifferentialNorm(PlainAggregation):
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Normalise every pair at every position to RMS 1 − λ_init, then apply the gain."""
+        if isinstance(weighted, Difference):
+            normed = weighted.normed(self.gain, self.eps, self.kept)
+            if normed is not None:
+                return normed
         return _normed(weighted.o_BHTK, self.gain, self.eps, n_together=2, times=self.kept)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:

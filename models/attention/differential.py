@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from ..config import InitConfig, ModelConfig
 from ..init import Distribution, Normal, ParameterRole
+from .fused.difference import difference, normed_difference
 from .fused.kernels import wide_values_pay
 from .normalisers import Softmax, WeightedSum, query_blocks
 from .scores import ExtraKey, Scores
@@ -53,20 +54,30 @@ class Difference(WeightedSum):
     def __init__(
         self, scores: Scores, softmax: WeightedSum, sums: list[Tensor], share: Tensor, needs_weights: bool
     ) -> None:
-        self.scores, self.softmax, self.share = scores, softmax, share
-        # Views whose backward passes write each gradient once: that of a slice fills a tensor with zeros.
-        of_each = [o_BHTK.unflatten(1, (-1, 2)).unbind(2) for o_BHTK in sums]
-        differences = [first - share.to(first.dtype) * second for first, second in of_each]
-        # The heads of a position side by side, as what follows reads them.
-        o_BTHK = torch.stack([x_BGTK.transpose(1, 2) for x_BGTK in differences], dim=3).flatten(2, 3)
-        self.o_BHTK = o_BTHK.transpose(1, 2)
+        self.scores, self.softmax, self.sums, self.share = scores, softmax, sums, share
+        self._o_BHTK: Tensor | None = None
         self.reader = new_reader(scores, rows_sum_to_one=False) if needs_weights else None
         if self.reader is not None:
-            for start, stop in query_blocks(self.o_BHTK.shape[2]):
+            for start, stop in query_blocks(scores.q_BHTK.shape[2]):
                 block, seen = scores.block(start, stop)
                 for part in _of_pairs(block.masked_fill(~seen, -torch.inf)):
                     self.reader.read_scores(EVERYTHING, part)
                 self.reader.read(EVERYTHING, start, self.rows(start, stop))
+
+    @property
+    def o_BHTK(self) -> Tensor:  # noqa: N802 - a shape suffix
+        """Outputs of the heads, computed when they are read: a norm that follows reads them in its own kernel."""
+        if self._o_BHTK is None:
+            self._o_BHTK = difference(self.sums, self.share)
+        return self._o_BHTK
+
+    @o_BHTK.setter
+    def o_BHTK(self, o_BHTK: Tensor) -> None:  # noqa: N802 - a shape suffix
+        self._o_BHTK, self.sums = o_BHTK, []
+
+    def normed(self, gain: Tensor, eps: float, times: float) -> Tensor | None:
+        """See :func:`.fused.difference.normed_difference`; None too if the outputs have been replaced."""
+        return normed_difference(self.sums, self.share, gain, eps, times) if self.sums else None
 
     @override
     def rows(self, start: int, stop: int) -> Tensor:
@@ -75,7 +86,7 @@ class Difference(WeightedSum):
 
     def _over_rows(self, of: Callable[[Tensor], Tensor]) -> Tensor:
         """Sum ``of`` rows over their keys, a block of queries at a time."""
-        return torch.cat([of(self.rows(*block)).sum(-1) for block in query_blocks(self.o_BHTK.shape[2])], dim=2)
+        return torch.cat([of(self.rows(*block)).sum(-1) for block in query_blocks(self.scores.q_BHTK.shape[2])], dim=2)
 
     @override
     def row_sum(self) -> Tensor | None:

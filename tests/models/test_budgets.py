@@ -131,7 +131,7 @@ ARMS = {
     "learned sink": ({"attention": AttentionConfig(normaliser="softmax_sink")}, 1.09, 36),
     "key and value bias": ({"attention": AttentionConfig(kv_bias="key_value")}, 1.17, 44),
     "four learned keys": ({"attention": AttentionConfig(kv_bias="key_value", kv_bias_tokens=4)}, 1.2, 50),
-    "differential": ({"attention": AttentionConfig("differential_norm", normaliser="differential")}, 2.01, 70),
+    "differential": ({"attention": AttentionConfig("differential_norm", normaliser="differential")}, 1.7, 55),
     "gate per head": ({"attention": AttentionConfig(gate="head")}, 1.22, 34),
     "gate per channel": ({"attention": AttentionConfig(gate="channel")}, 1.46, 29),
     "gate on values": ({"attention": AttentionConfig(gate="channel", gate_at="value")}, 1.46, 29),

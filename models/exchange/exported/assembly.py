@@ -35,6 +35,7 @@ _REPLACED: dict[Name, Name] = {
         ("models.attention.normalisers", "FusedSoftmax"),
         ("models.attention.aggregation", "build_part"),
         ("models.attention.rotation", "rotate"),
+        ("models.attention.fused.difference", "normed_difference"),
         ("models.attention.fused.rows", "scaled"),
         ("models.attention.fused.rows", "products"),
         ("models.attention.weight_reader", "new_reader"),

@@ -57,6 +57,11 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
     return x_BHTK if rotation is None else turned(x_BHTK, rotation)
 
 
+def normed_difference(sums: list[Tensor], share: Tensor, gain: Tensor, eps: float, times: float) -> Tensor | None:
+    """Return None: no kernel takes the difference and its norm together."""
+    return None
+
+
 def scaled(x_BHTK: Tensor, factor_BHT: Tensor) -> Tensor:
     """Multiply every row by its factor."""
     return x_BHTK * factor_BHT[..., None].to(x_BHTK.dtype)
