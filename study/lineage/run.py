@@ -170,7 +170,8 @@ def lineage_page(study: LineageStudy, results: Sequence[PairResult]) -> str:
     for probe, tests in tests_by_probe(study).items():
         blocks += [Heading("", "Verdicts", describe_probe(probe)), summary(results, tests)]
         for title, table in pair_tables(study, results, tests):
-            note = f"{len(table.rows)} pairs; bold: not what the pair is in truth"
+            pairs = "1 pair" if len(table.rows) == 1 else f"{len(table.rows)} pairs"
+            note = f"{pairs}; bold: not what the pair is in truth"
             blocks.append(Fold(title, [table], note=note))
     runs = [PageRun(f"seed {seed}") for seed in seeds]
     return render_page(study.name, blocks, runs=runs, about="Birthmark study of lineage")
