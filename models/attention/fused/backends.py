@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....errors import UsageError
-from .rows import sums_of_gradient, with_vectors
+from .rows import beside, gradients_beside
 
 # ---------------------------------------------------------------- grouped heads
 # Keys and values that several query heads share (grouped-query attention, arXiv 2305.13245).
@@ -298,12 +298,6 @@ def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> t
     return out.clone().addcmul_(d_out, share, value=-1), d_out
 
 
-def beside_others(lse_BHT: Tensor, others_BHTN: Tensor) -> Tensor:
-    """Return the log-sum-exp over all keys ``[B, H, T]``, from that of tokens and the scores of the others."""
-    others_BHT = others_BHTN[..., 0] if others_BHTN.shape[-1] == 1 else others_BHTN.logsumexp(-1)
-    return torch.logaddexp(lse_BHT, others_BHT)
-
-
 class FusedAttention(torch.autograd.Function):
     """Softmax attention on the operators of a :class:`Backend`.
 
@@ -333,18 +327,16 @@ class FusedAttention(torch.autograd.Function):
         q, k, v = backend.padded(q, k, v)
         out, lse, more = backend.forward(q, k, v, *ctx.how)
         lse_BHT, total = lse[..., : q.shape[2]], None
-        beside: tuple[Tensor, ...] = ()
+        of_others: tuple[Tensor, ...] = ()
         if others is not None:
-            total = beside_others(lse_BHT, others)
-            beside = (lse_BHT, others)
+            of_others = (lse_BHT, others)
             if values_of_others is not None:
                 values_of_others = _widened(values_of_others, out.shape[-1] - ctx.widths[1])
-                beside = (*beside, values_of_others)
-            shares = (others - total[..., None]).exp_()
-            out = with_vectors(out, (lse_BHT - total).exp_(), shares, values_of_others)
+                of_others = (*of_others, values_of_others)
+            out, total = beside(out, lse_BHT, others, values_of_others)
             # Padded as the operator's own is.
             lse = _widened(total, lse.shape[2] - q.shape[2], torch.inf)
-        ctx.save_for_backward(q, k, v, out, lse, *beside, *more)
+        ctx.save_for_backward(q, k, v, out, lse, *of_others, *more)
         ctx.set_materialize_grads(False)
         return out[..., : ctx.widths[1]] if out.shape[-1] > ctx.widths[1] else out, lse_BHT, total
 
@@ -363,17 +355,10 @@ class FusedAttention(torch.autograd.Function):
             if ctx.brings:
                 values, *more = more
             if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
-                shares = (others - total[..., None]).exp()
-                d_shares = torch.zeros_like(shares) if d_total is None else d_total[..., None].expand_as(shares)
-                if d_out is not None:
-                    sums = sums_of_gradient(d_out, out, shares, values)
-                    d_shares = d_shares - sums.by_o_BHT[..., None]
-                    if values is not None:
-                        assert sums.by_v_BHTN is not None
-                        assert sums.v_HNK is not None
-                        d_shares = d_shares + sums.by_v_BHTN
-                        d_values = sums.v_HNK[..., :width_of_values].to(values.dtype)
-                d_others = d_shares * shares
+                d_others, d_values = gradients_beside(d_out, out, total, d_total, others, values)
+                if d_values is not None:
+                    assert values is not None
+                    d_values = d_values[..., :width_of_values].to(values.dtype)
             if d_lse is not None:
                 # The weights in the softmax over tokens are those in the whole one, times a number for each row.
                 d_lse = d_lse * (total - lse_tokens).exp()

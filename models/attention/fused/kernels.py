@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from ....kernel_devices import runs_on
 from ..document_mask import Documents
 from . import native
-from .backends import FusedAttention, as_wide, backend_for, beside_others, over_heads
+from .backends import FusedAttention, as_wide, backend_for, over_heads
 from .blockwise import causal_blocks, keeps_weights
-from .rows import scaled
+from .rows import logsumexp_of_all, scaled
 
 #: Channels of unused values, for kernels that take fewer for values than for keys.
 _FEW_CHANNELS = 16
@@ -99,7 +99,7 @@ def attention_beside(
     """
     if _runs_c_kernel(q_BHTK):
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
-        total = beside_others(lse, others_BHTN)
+        total = logsumexp_of_all(lse, others_BHTN)
         out = scaled(out, (lse - total).exp())
         if values_HNK is not None:
             shares_BHTN, values_HNK = (others_BHTN - total[..., None]).exp().to(out.dtype), values_HNK.to(out.dtype)

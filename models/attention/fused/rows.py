@@ -10,7 +10,7 @@ Legend: B sequences, H query heads, T queries, N vectors of each head, K head wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,53 +88,114 @@ def _(
     return _empty_sums(d, x, a, b, v)
 
 
-# ---------------------------------------------------------------- keys beside the tokens'
-
-
 def _whole(x: Tensor) -> Tensor:
     return x.float().contiguous()
 
 
-def with_vectors(o_BHTK: Tensor, a_BHT: Tensor, b_BHTN: Tensor, v_HNK: Tensor | None) -> Tensor:
-    """Compute ``a·o + Σ_n b_n·v_n`` in the type of ``o``; without vectors ``a·o``. Carries no gradient."""
-    n_vectors = 0 if v_HNK is None else v_HNK.shape[1]
+# ---------------------------------------------------------------- keys beside the tokens'
+
+
+@torch.library.custom_op("birthmark::beside", mutates_args=())
+def _beside(
+    o: torch.Tensor, lse: torch.Tensor, others: torch.Tensor, v: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from .rows_kernel import set_beside
+
+    y, total = torch.empty_like(o), torch.empty_like(lse)
+    set_beside(y, total, o, lse, others, v)
+    return y, total
+
+
+@_beside.register_fake
+def _(
+    o: torch.Tensor, lse: torch.Tensor, others: torch.Tensor, v: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(o), torch.empty_like(lse)
+
+
+@torch.library.custom_op("birthmark::beside_backward", mutates_args=())
+def _from_beside(
+    d: torch.Tensor, out: torch.Tensor, total: torch.Tensor, d_total: torch.Tensor | None, others: torch.Tensor,
+    v: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    from .rows_kernel import n_parts, take_from_beside
+
+    d_others, parts = torch.empty_like(others), None
+    if v is not None:
+        parts = v.new_empty(*d.shape[:2], n_parts(d), *v.shape[1:])
+    take_from_beside(d_others, parts, d, out, total, d_total, others, v)
+    return d_others, others.new_empty(0) if parts is None else parts.sum((0, 2))
+
+
+@_from_beside.register_fake
+def _(
+    d: torch.Tensor, out: torch.Tensor, total: torch.Tensor, d_total: torch.Tensor | None, others: torch.Tensor,
+    v: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    return torch.empty_like(others), others.new_empty(0) if v is None else torch.empty_like(v)
+
+
+def logsumexp_of_all(lse_BHT: Tensor, others_BHTN: Tensor) -> Tensor:
+    """Return the log-sum-exp over all keys ``[B, H, T]``, from that of tokens and the scores of the others."""
+    others_BHT = others_BHTN[..., 0] if others_BHTN.shape[-1] == 1 else others_BHTN.logsumexp(-1)
+    return torch.logaddexp(lse_BHT, others_BHT)
+
+
+def beside(o_BHTK: Tensor, lse_BHT: Tensor, others_BHTN: Tensor, v_HNK: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Set an output over tokens beside further keys. Carries no gradient.
+
+    Args:
+        o_BHTK: the output.
+        lse_BHT: log-sum-exp of the tokens' scores, float32 or wider.
+        others_BHTN: scores of the further keys.
+        v_HNK: their values; None: zero.
+
+    Returns:
+        The output over all keys, in the type and layout of ``o_BHTK``, and their log-sum-exp ``[B, H, T]``.
+    """
+    n_vectors = others_BHTN.shape[-1]
     if _fuses(o_BHTK, n_vectors):
-        b, v = (None, None) if v_HNK is None else (_whole(b_BHTN), _whole(v_HNK))
-        found: Tensor = _combined(o_BHTK, _whole(a_BHT), b, v, *_like(o_BHTK))
+        found: tuple[Tensor, Tensor] = _beside(
+            o_BHTK, _whole(lse_BHT), _whole(others_BHTN), None if v_HNK is None else _whole(v_HNK)
+        )
         return found
+    total_BHT = logsumexp_of_all(lse_BHT, others_BHTN)
     # In the layout of ``o``, as the first operand has it.
-    out = o_BHTK * a_BHT[..., None].to(o_BHTK.dtype)
+    out = o_BHTK * (lse_BHT - total_BHT).exp_()[..., None].to(o_BHTK.dtype)
     if v_HNK is None:
-        return out
-    b_BHTN, v_HNK = b_BHTN.to(out.dtype), v_HNK.to(out.dtype)
-    return out.addcmul_(b_BHTN, v_HNK) if n_vectors == 1 else out.add_(b_BHTN @ v_HNK)
+        return out, total_BHT
+    b_BHTN, v_HNK = (others_BHTN - total_BHT[..., None]).exp_().to(out.dtype), v_HNK.to(out.dtype)
+    return out.addcmul_(b_BHTN, v_HNK) if n_vectors == 1 else out.add_(b_BHTN @ v_HNK), total_BHT
 
 
-class Sums(NamedTuple):
-    """Sums over an upstream gradient ``d [B, H, T, K]``; float32 or wider."""
-
-    by_o_BHT: Tensor
-    """``Σ_k d·o``."""
-    by_v_BHTN: Tensor | None
-    """``Σ_k d·v_n``; None without vectors."""
-    v_HNK: Tensor | None
-    """``Σ_bt b_n·d``, the gradient of the vectors; None without them."""
-
-
-def sums_of_gradient(d_BHTK: Tensor, o_BHTK: Tensor, b_BHTN: Tensor, v_HNK: Tensor | None) -> Sums:
-    """Sum an upstream gradient by rows of an output and by vectors; see :func:`with_vectors`."""
-    if _fuses(d_BHTK, 0 if v_HNK is None else v_HNK.shape[1]) and o_BHTK.stride(-1) == 1:
-        b, v = (None, None) if v_HNK is None else (_whole(b_BHTN), _whole(v_HNK))
-        _, by_o, by_v, d_v = _reduced(d_BHTK, o_BHTK, None, b, v)
-        return Sums(by_o, None, None) if v_HNK is None else Sums(by_o, by_v, d_v)
-    wide = b_BHTN.dtype
-    by_o = (d_BHTK * o_BHTK).sum(-1, dtype=wide)
+def gradients_beside(
+    d_BHTK: Tensor | None,
+    out_BHTK: Tensor,
+    total_BHT: Tensor,
+    d_total_BHT: Tensor | None,
+    others_BHTN: Tensor,
+    v_HNK: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the gradients of the scores of further keys ``[B, H, T, N]`` and of their values ``[H, N, K]``, from
+    those of :func:`beside`'s results, None: 0. Without values, or without a gradient of the output, the second is None.
+    """
+    if d_BHTK is not None and _fuses(d_BHTK, others_BHTN.shape[-1]) and out_BHTK.stride(-1) == 1:
+        given = [None if x is None else _whole(x) for x in (total_BHT, d_total_BHT, others_BHTN, v_HNK)]
+        d_others, d_v = _from_beside(d_BHTK, out_BHTK, *given)
+        return d_others, None if v_HNK is None else d_v
+    shares = (others_BHTN - total_BHT[..., None]).exp()
+    d_shares = torch.zeros_like(shares) if d_total_BHT is None else d_total_BHT[..., None].expand_as(shares)
+    if d_BHTK is None:
+        return d_shares * shares, None
+    d_shares = d_shares - (d_BHTK * out_BHTK).sum(-1, keepdim=True, dtype=shares.dtype)
     if v_HNK is None:
-        return Sums(by_o, None, None)
-    d_v = torch.einsum("bhtn,bhtk->hnk", b_BHTN.to(d_BHTK.dtype), d_BHTK)
+        return d_shares * shares, None
+    d_v = torch.einsum("bhtn,bhtk->hnk", shares.to(d_BHTK.dtype), d_BHTK)
     if v_HNK.shape[1] == 1:
-        return Sums(by_o, (d_BHTK * v_HNK.to(d_BHTK.dtype)).sum(-1, keepdim=True, dtype=wide), d_v)
-    return Sums(by_o, d_BHTK.to(wide) @ v_HNK.to(wide).mT, d_v)
+        d_shares = d_shares + (d_BHTK * v_HNK.to(d_BHTK.dtype)).sum(-1, keepdim=True, dtype=shares.dtype)
+    else:
+        d_shares = d_shares + d_BHTK.to(shares.dtype) @ v_HNK.to(shares.dtype).mT
+    return d_shares * shares, d_v
 
 
 # ---------------------------------------------------------------- with gradients

@@ -83,6 +83,62 @@ def _reduce(  # type: ignore[no-untyped-def]
             tl.store(parts + part + channel, tl.sum(tile * share[:, None], 0), mask=wide)
 
 
+@triton.jit
+def _beside(  # type: ignore[no-untyped-def]
+    o, lse, others, v, y, total, o_batch, o_head, o_row, y_batch, y_head, y_row, n_heads, length,
+    HAS_V: tl.constexpr, N: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Process a block of rows of one head."""
+    _, sequence, h, row, channel, at, there, wide = _block_of(n_heads, length, K, K_BLOCK, M)
+    seen = there[:, None] & wide[None, :]
+    of_tokens = tl.load(lse + at, mask=there, other=0.0)
+    highest = of_tokens
+    for n in tl.static_range(N):
+        highest = tl.maximum(highest, tl.load(others + at * N + n, mask=there, other=0.0))
+    summed = tl.exp(of_tokens - highest)
+    for n in tl.static_range(N):
+        summed += tl.exp(tl.load(others + at * N + n, mask=there, other=0.0) - highest)
+    of_all = highest + tl.log(summed)
+    tl.store(total + at, of_all, mask=there)
+    o += sequence * o_batch + h * o_head
+    found = tl.load(o + row[:, None] * o_row + channel[None, :], mask=seen, other=0.0).to(tl.float32)
+    found *= tl.exp(of_tokens - of_all)[:, None]
+    if HAS_V:
+        for n in tl.static_range(N):
+            share = tl.exp(tl.load(others + at * N + n, mask=there, other=0.0) - of_all)
+            found += share[:, None] * tl.load(v + (h * N + n) * K + channel, mask=wide, other=0.0)[None, :]
+    y += sequence * y_batch + h * y_head
+    tl.store(y + row[:, None] * y_row + channel[None, :], found.to(y.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def _from_beside(  # type: ignore[no-untyped-def]
+    d, out, total, d_total, others, v, d_others, parts, d_batch, d_head, d_row, out_batch, out_head, out_row, n_heads,
+    length, HAS_TOTAL: tl.constexpr, HAS_V: tl.constexpr, N: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr,
+    M: tl.constexpr,
+):  # fmt: skip
+    """Process a block of rows of one head."""
+    head, sequence, h, row, channel, at, there, wide = _block_of(n_heads, length, K, K_BLOCK, M)
+    seen = there[:, None] & wide[None, :]
+    d += sequence * d_batch + h * d_head
+    out += sequence * out_batch + h * out_head
+    d_tile = tl.load(d + row[:, None] * d_row + channel[None, :], mask=seen, other=0.0).to(tl.float32)
+    of_all = tl.load(out + row[:, None] * out_row + channel[None, :], mask=seen, other=0.0).to(tl.float32)
+    along = tl.sum(d_tile * of_all, 1)
+    if HAS_TOTAL:
+        along -= tl.load(d_total + at, mask=there, other=0.0)
+    level = tl.load(total + at, mask=there, other=0.0)
+    for n in tl.static_range(N):
+        share = tl.exp(tl.load(others + at * N + n, mask=there, other=0.0) - level)
+        found = -along
+        if HAS_V:
+            vector = tl.load(v + (h * N + n) * K + channel, mask=wide, other=0.0)
+            found += tl.sum(d_tile * vector[None, :], 1)
+            part = ((head * tl.num_programs(0) + tl.program_id(0)) * N + n) * K
+            tl.store(parts + part + channel, tl.sum(d_tile * share[:, None], 0), mask=wide)
+        tl.store(d_others + at * N + n, share * found, mask=there)
+
+
 def _tile(width: int) -> tuple[int, int]:
     """Return the rows and the channels of a tile."""
     block = triton.next_power_of_2(width)
@@ -140,4 +196,52 @@ def reduce(
             d, *given, *strides(d), *strides(given[0]), *strides(given[4]), n_heads, length, HAS_X=x is not None,
             HAS_A=a is not None, HAS_B=b is not None, HAS_V=v is not None, N=n_vectors, K=width, K_BLOCK=block,
             M=rows, num_warps=_WARPS,
+        )  # fmt: skip
+
+
+def set_beside(y: Tensor, total: Tensor, o: Tensor, lse: Tensor, others: Tensor, v: Tensor | None) -> None:
+    """Fill in an output over all keys, and their log-sum-exp; see :func:`.rows.beside`.
+
+    Args:
+        y: result ``[B, H, T, K]``; the last axis of it and of ``o`` is contiguous.
+        total: result ``[B, H, T]``; it and what follows are float32 and contiguous.
+        o: output over tokens.
+        lse: log-sum-exp of their scores ``[B, H, T]``.
+        others: scores of the further keys ``[B, H, T, N]``.
+        v: their values ``[H, N, K]``; None: zero.
+    """
+    n_sequences, n_heads, length, width = o.shape
+    rows, block = _tile(width)
+    with torch.cuda.device_of(o):
+        _beside[(triton.cdiv(length, rows), n_sequences * n_heads)](
+            o, lse, others, lse if v is None else v, y, total, *strides(o), *strides(y), n_heads, length,
+            HAS_V=v is not None, N=others.shape[-1], K=width, K_BLOCK=block, M=rows, num_warps=_WARPS,
+        )  # fmt: skip
+
+
+def take_from_beside(
+    d_others: Tensor, parts: Tensor | None, d: Tensor, out: Tensor, total: Tensor, d_total: Tensor | None,
+    others: Tensor, v: Tensor | None,
+) -> None:  # fmt: skip
+    """Fill in the gradients of :func:`set_beside`'s further keys.
+
+    Args:
+        d_others: gradient of ``others``.
+        parts: that of ``v`` over each of :func:`n_parts` blocks of rows, float32 ``[B, H, blocks, N, K]``, contiguous;
+            None where ``v`` is.
+        d: gradient of the output ``[B, H, T, K]``.
+        out: the output over all keys, which :func:`set_beside` filled in.
+        total: log-sum-exp over all keys.
+        d_total: its gradient; None: 0.
+        others: see :func:`set_beside`.
+        v: values.
+    """
+    n_sequences, n_heads, length, width = d.shape
+    rows, block = _tile(width)
+    with torch.cuda.device_of(d):
+        _from_beside[(triton.cdiv(length, rows), n_sequences * n_heads)](
+            d, out, total, total if d_total is None else d_total, others, total if v is None else v, d_others,
+            total if parts is None else parts, *strides(d), *strides(out), n_heads, length,
+            HAS_TOTAL=d_total is not None, HAS_V=v is not None, N=others.shape[-1], K=width, K_BLOCK=block, M=rows,
+            num_warps=_WARPS,
         )  # fmt: skip
