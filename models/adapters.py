@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -94,7 +95,10 @@ class PrefixKeys(nn.Module):
 
     def forward(self, scores: Scores) -> tuple[Scores, list[ExtraKey]]:
         """Return the tokens' scores, and the prefix as keys beside those of the tokens."""
-        return learned_keys(scores, self.key, self.value, self.as_one, of_prefix=True)
+        q_BHTK, keys = learned_keys(
+            scores.q_BHTK, None, scores.scale, self.key, self.value, self.as_one, of_prefix=True
+        )
+        return replace(scores, q_BHTK=q_BHTK), keys
 
 
 def attach_prefix(model: Decoder, adapter: AdapterConfig) -> None:

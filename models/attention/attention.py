@@ -95,14 +95,17 @@ GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": LinearGate, 
 
 
 class KeysAndValue(NamedTuple):
-    """Contributions of learned biases to an attention."""
+    """Queries, rotated, and the contributions of learned biases to their attention."""
 
-    scores: Scores
-    """Scores of the tokens, whose queries the learned keys have read."""
+    q_BHTK: Tensor
     extra: list[ExtraKey]
     """Keys beside the tokens' that every query sees."""
     added_HK: Tensor | None = None
     """A value that belongs to no key: every output of a head gets it added."""
+
+    def of_queries(self, queries: slice) -> KeysAndValue:
+        """Return some of the queries with their contributions."""
+        return self._replace(q_BHTK=self.q_BHTK[:, :, queries], extra=[key.of_queries(queries) for key in self.extra])
 
 
 class NoKeyValueBias(nn.Module):
@@ -111,9 +114,11 @@ class NoKeyValueBias(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def forward(self, scores: Scores) -> KeysAndValue:
-        """Return the contributions of the biases, given the scores of the tokens."""
-        return KeysAndValue(scores, [])
+    def forward(self, q_BHTK: Tensor, rotation: Tensor | None, scale: float) -> KeysAndValue:
+        """Rotate the queries, and return the contributions of the biases to their attention, whose scores are scaled
+        so.
+        """
+        return KeysAndValue(rotate(q_BHTK, rotation), [])
 
 
 class KeyValueBias(NoKeyValueBias):
@@ -139,12 +144,13 @@ class KeyValueBias(NoKeyValueBias):
         drawn = INITIALISERS[init.kind](init, Role(self.d_model, self.d_model))
         return {"key": drawn, "value": drawn}
 
-    def forward(self, scores: Scores) -> KeysAndValue:
+    def forward(self, q_BHTK: Tensor, rotation: Tensor | None, scale: float) -> KeysAndValue:
         """Return the learned keys, with their values if they have any; or the value alone."""
         value = None if self.value is None else self._of_heads(self.value)
         if self.key is None:
-            return KeysAndValue(scores, [], None if value is None else over_heads(value[None], self.n_heads)[0, :, 0])
-        return KeysAndValue(*learned_keys(scores, self._of_heads(self.key), value, self.as_one))
+            added_HK = None if value is None else over_heads(value[None], self.n_heads)[0, :, 0]
+            return KeysAndValue(rotate(q_BHTK, rotation), [], added_HK)
+        return KeysAndValue(*learned_keys(q_BHTK, rotation, scale, self._of_heads(self.key), value, self.as_one))
 
     def _of_heads(self, rows: Tensor) -> Tensor:
         """Split rows by key/value head, or take the one for all heads: ``[G, N, K]``."""
@@ -226,13 +232,13 @@ class Attention(nn.Module):
     def mapped(
         self, x_BTD: Tensor, place: Placement, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries ``[B, H, T, K]``; keys and values in the form that the scores take, cached positions first;
-        and the input of the gate ``[B, T, C]``.
+        """Return queries ``[B, H, T, K]`` before they rotate; keys and values in the form that the scores take, cached
+        positions first; and the input of the gate ``[B, T, C]``.
         """
         q, k, v = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
         read_BTC = v.transpose(1, 2).flatten(2) if self.gates_by_value else x_BTD
         q, k, v = self.gated("query", q, read_BTC), self.gated("key", k, read_BTC), self.gated("value", v, read_BTC)
-        q, k = rotate(q, place.rotation), rotate(k, place.rotation)
+        k = rotate(k, place.rotation)
         if cache is not None:
             k, v = cache.extend(k, v)
         return q, k, v, read_BTC
@@ -244,19 +250,21 @@ class Attention(nn.Module):
         if not self.has_positions:
             place = place.without_positions()
         q, k, v, read_BTC = self.mapped(x_BTD, place, cache)
+        biased = self.bias(q, place.rotation, self.scale)
+        q = biased.q_BHTK
         # The kernels read shared heads from one place; observers of keys and values want them for each head.
         if self.repeats_keys or observer is not None:
             k, v = (over_heads(x, self.n_heads) for x in (k, v))
 
         if place.context is None:
-            weighted = self.weighted(q, k, v, place, observer is not None)
+            weighted = self.weighted(biased, k, v, place, observer is not None)
         else:
             # Whole sequences are measured: no part is observed.
             assert observer is None
             assert cache is None
             k, v = place.context.gathered(k, v)
             parts = [
-                self.weighted(q[:, :, at.rows], k[:, :, : at.stop], v[:, :, : at.stop], place.chunk(at))
+                self.weighted(biased.of_queries(at.rows), k[:, :, : at.stop], v[:, :, : at.stop], place.chunk(at))
                 for at in place.context.chunks(k.shape[2])
             ]
             weighted = Joined(Scores(q, k, self.scale, place, self.window), parts)
@@ -267,12 +275,16 @@ class Attention(nn.Module):
             observer.attention(self.layer, Attended(q, k, v, weighted.o_BHTK, out_BHTK, weighted))
         return self.gated("projection", self.o(out_BHTK.transpose(1, 2).flatten(2)), read_BTC)
 
-    def weighted(self, q: Tensor, k: Tensor, v: Tensor, place: Placement, needs_weights: bool = False) -> WeightedSum:
-        """Sum the values by their weights, given queries, keys and values as :meth:`mapped` returns them."""
+    def weighted(
+        self, biased: KeysAndValue, k: Tensor, v: Tensor, place: Placement, needs_weights: bool = False
+    ) -> WeightedSum:
+        """Sum the values by their weights, given queries with their biases, and keys and values as :meth:`mapped`
+        returns them.
+        """
         # A chunk that does not begin a sequence begins behind the prefix.
         prefix = None if place.is_chunk else self.prefix
+        q, extra, added_HK = biased
         scores = Scores(q, k, self.scale, place, self.window, prefix, self.joint_squares)
-        scores, extra, added_HK = self.bias(scores)
         if self.adapter_keys is not None:
             scores, of_adapter = self.adapter_keys(scores)
             extra = [*extra, *of_adapter]
@@ -329,7 +341,7 @@ class LatentAttention(Attention):
         """See :class:`Attention`. Keys and values of earlier positions are recomputed from the cache."""
         q_BTC = self.q_up(cast_once(self.q_norm(self.q_down(x_BTD)))) if self.has_query_rank else self.q(x_BTD)
         q_BHTK = q_BTC.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-        q_BHTK = rotate(self.gated("query", q_BHTK, x_BTD), place.rotation)
+        q_BHTK = self.gated("query", q_BHTK, x_BTD)
         latent_BTR, turning_BTP = self.kv_down(x_BTD).split(self.widths, dim=-1)
         # One head of each: so a cache holds them.
         latent_B1TR = cast_once(self.kv_norm(latent_BTR)).unsqueeze(1)

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from ...kernel_devices import fuses_rows, runs_on, trains_on_cpu
 from ..c_library import kernel
+from .fused.native import whole_rows
+from .fused.rows import fuses, products, vector_gradients
 
 _SOURCE = Path(__file__).with_suffix(".c")
 
@@ -130,6 +132,29 @@ def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, strides: Sequence[i
     return x.new_empty_strided(x.shape, strides)
 
 
+@torch.library.custom_op("birthmark::turn_beside", mutates_args=())
+def _turn_beside(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, v: torch.Tensor, b: torch.Tensor | None,
+    strides: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Turn ``x``, and return its products with vectors; or, given ``b``, turn ``x + Σ_n b_n·v_n``."""
+    from .rotation_kernel import turn_into
+
+    out = x.new_empty_strided(x.shape, strides)
+    sums = x.new_empty((*x.shape[:3], v.shape[1]), dtype=torch.float32) if b is None else b
+    turn_into(out, x, cos, sin, v, sums, adds=b is not None)
+    return out, sums if b is None else sums.new_empty(0)
+
+
+@_turn_beside.register_fake
+def _(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, v: torch.Tensor, b: torch.Tensor | None,
+    strides: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    sums = x.new_empty((*x.shape[:3], v.shape[1]) if b is None else 0, dtype=torch.float32)
+    return x.new_empty_strided(x.shape, strides), sums
+
+
 def _runs_in_triton(x_BHTK: Tensor, table: Tensor) -> bool:
     return table.dtype == torch.float32 and fuses_rows(x_BHTK)
 
@@ -169,3 +194,37 @@ class _Turn(torch.autograd.Function):
     def backward(ctx: Any, d_BHTK: Tensor) -> tuple[Tensor, None]:
         # As the map that gave the queries or keys laid them out: its own gradients read them so.
         return _written(d_BHTK, ctx.strides, *_of_pairs(ctx.saved_tensors[0], back=True)), None
+
+
+class _TurnBeside(torch.autograd.Function):
+    """Autograd function of the rotation, and of products of its result with the vectors of each head."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BHTK: Tensor, rotation: Tensor, v_HNK: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.strides = torch.empty_like(x_BHTK, device="meta").stride()
+        turned_BHTK, by_v_BHTN = _turn_beside(x_BHTK, *_of_pairs(rotation), v_HNK, None, ctx.strides)
+        ctx.save_for_backward(rotation, turned_BHTK, v_HNK)
+        ctx.set_materialize_grads(False)
+        return turned_BHTK, by_v_BHTN
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_BHTK: Tensor | None, d_BHTN: Tensor | None) -> tuple[Tensor, None, Tensor | None]:
+        rotation, turned_BHTK, v_HNK = ctx.saved_tensors
+        tables = _of_pairs(rotation, back=True)
+        d_BHTK = torch.zeros_like(turned_BHTK) if d_BHTK is None else d_BHTK
+        if d_BHTN is None:
+            return _written(d_BHTK, ctx.strides, *tables), None, None
+        d_BHTN = d_BHTN.contiguous()
+        dx_BHTK, _ = _turn_beside(whole_rows(d_BHTK), *tables, v_HNK, d_BHTN, ctx.strides)
+        return dx_BHTK, None, vector_gradients(turned_BHTK, d_BHTN)
+
+
+def rotate_and_multiply(x_BHTK: Tensor, rotation: Tensor | None, v_HNK: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute :func:`rotate` and the products of its result with the vectors of each head ``[B, H, T, N]``, in float32
+    or wider; see :func:`.fused.rows.products`.
+    """
+    if rotation is not None and _runs_in_triton(x_BHTK, rotation) and fuses(x_BHTK, v_HNK.shape[1]):
+        found: tuple[Tensor, Tensor] = _TurnBeside.apply(x_BHTK, rotation, v_HNK.float().contiguous())
+        return found
+    return products(rotate(x_BHTK, rotation), v_HNK)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ from ...kernel_devices import runs_triton
 from .fused.backends import over_heads
 from .fused.kernels import visible_attention, visible_lse
 from .fused.one_walk import walk
-from .fused.rows import products
 from .positions import Placement
+from .rotation import rotate_and_multiply
 
 # ---------------------------------------------------------------- the scores of one attention
 # Visible keys of each query, and additions to q·k. Never held as a whole matrix.
@@ -237,6 +237,10 @@ class ExtraKey(NamedTuple):
         """Score of the key, or log-sum-exp of the scores, ``[B, H, T]``."""
         return self.score_BHTN[..., 0] if self.score_BHTN.shape[-1] == 1 else self.score_BHTN.logsumexp(-1)
 
+    def of_queries(self, queries: slice) -> ExtraKey:
+        """Return the key as some of the queries see it."""
+        return self._replace(score_BHTN=self.score_BHTN[:, :, queries])
+
     def values(self, start: int = 0, stop: int | None = None) -> Tensor | None:
         """Return the values that the queries ``start … stop − 1`` read from it, broadcastable to ``[B, H, queries,
         K]``.
@@ -247,32 +251,35 @@ class ExtraKey(NamedTuple):
 
 
 def learned_keys(
-    scores: Scores, key_GNK: Tensor, value_GNK: Tensor | None, as_one: bool, of_prefix: bool = False
-) -> tuple[Scores, list[ExtraKey]]:
-    """Build keys from parameters, without positions; return them behind the scores of the tokens, whose queries go on
-    from the products with these keys.
+    q_BHTK: Tensor, rotation: Tensor | None, scale: float, key_GNK: Tensor, value_GNK: Tensor | None, as_one: bool,
+    of_prefix: bool = False,
+) -> tuple[Tensor, list[ExtraKey]]:  # fmt: skip
+    """Build keys from parameters, without positions; return them behind the queries, rotated, which go on from the
+    products with these keys.
 
     Args:
-        scores: scores of the tokens.
+        q_BHTK: queries.
+        rotation: rotation of the queries; None: they have it, or have none.
+        scale: scale of the scores.
         key_GNK: the keys; grouped keys without repeats.
         value_GNK: their values; None: zero.
         as_one: replace all by one key, which is exact in a softmax.
         of_prefix: the keys are the prefix of an adapter.
     """
-    q_BHTK, n_keys = scores.q_BHTK, key_GNK.shape[1]
+    n_keys = key_GNK.shape[1]
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)
 
     def of_heads(x_GNK: Tensor) -> Tensor:
         return over_heads(x_GNK[None], q_BHTK.shape[1])[0].to(wide)
 
     value_HNK = None if value_GNK is None else of_heads(value_GNK)
-    q_BHTK, product_BHTN = products(q_BHTK, of_heads(key_GNK))
-    scores, score_BHTN = replace(scores, q_BHTK=q_BHTK), product_BHTN * scores.scale
+    q_BHTK, product_BHTN = rotate_and_multiply(q_BHTK, rotation, of_heads(key_GNK))
+    score_BHTN = product_BHTN * scale
     if as_one or n_keys == 1:
-        return scores, [ExtraKey(score_BHTN, value_HNK, of_prefix)]
+        return q_BHTK, [ExtraKey(score_BHTN, value_HNK, of_prefix)]
     values = [None] * n_keys if value_HNK is None else value_HNK.split(1, dim=1)
     of_each = zip(score_BHTN.split(1, -1), values, strict=True)
-    return scores, [ExtraKey(score, value, of_prefix) for score, value in of_each]
+    return q_BHTK, [ExtraKey(score, value, of_prefix) for score, value in of_each]
 
 
 def lse_of_extra(extra: list[ExtraKey]) -> Tensor | None:

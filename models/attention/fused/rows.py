@@ -22,7 +22,8 @@ from .native import whole_rows
 _MOST = 16
 
 
-def _fuses(rows: Tensor, n_vectors: int = 0) -> bool:
+def fuses(rows: Tensor, n_vectors: int = 0) -> bool:
+    """Return True if kernels take these rows with so many vectors of each head."""
     return fuses_rows(rows) and n_vectors <= _MOST
 
 
@@ -154,7 +155,7 @@ def beside(o_BHTK: Tensor, lse_BHT: Tensor, others_BHTN: Tensor, v_HNK: Tensor |
         The output over all keys, in the type and layout of ``o_BHTK``, and their log-sum-exp ``[B, H, T]``.
     """
     n_vectors = others_BHTN.shape[-1]
-    if _fuses(o_BHTK, n_vectors):
+    if fuses(o_BHTK, n_vectors):
         found: tuple[Tensor, Tensor] = _beside(
             o_BHTK, _whole(lse_BHT), _whole(others_BHTN), None if v_HNK is None else _whole(v_HNK)
         )
@@ -179,7 +180,7 @@ def gradients_beside(
     """Compute the gradients of the scores of further keys ``[B, H, T, N]`` and of their values ``[H, N, K]``, from
     those of :func:`beside`'s results, None: 0. Without values, or without a gradient of the output, the second is None.
     """
-    if d_BHTK is not None and _fuses(d_BHTK, others_BHTN.shape[-1]) and out_BHTK.stride(-1) == 1:
+    if d_BHTK is not None and fuses(d_BHTK, others_BHTN.shape[-1]) and out_BHTK.stride(-1) == 1:
         given = [None if x is None else _whole(x) for x in (total_BHT, d_total_BHT, others_BHTN, v_HNK)]
         d_others, d_v = _from_beside(d_BHTK, out_BHTK, *given)
         return d_others, None if v_HNK is None else d_v
@@ -220,10 +221,16 @@ class _Scaled(torch.autograd.Function):
 
 def scaled(x_BHTK: Tensor, factor_BHT: Tensor) -> Tensor:
     """Multiply every row by its factor, in the type of the rows. Both carry gradients."""
-    if _fuses(x_BHTK):
+    if fuses(x_BHTK):
         found: Tensor = _Scaled.apply(x_BHTK, factor_BHT.expand(x_BHTK.shape[:3]))
         return found
     return x_BHTK * factor_BHT[..., None].to(x_BHTK.dtype)
+
+
+def vector_gradients(x_BHTK: Tensor, d_BHTN: Tensor) -> Tensor:
+    """Compute ``Σ_bt d_n·x`` ``[H, N, K]`` on a GPU: the gradient of vectors from that of their products with rows."""
+    found: Tensor = _reduced(x_BHTK, None, None, d_BHTN, None)[3]
+    return found
 
 
 class _Products(torch.autograd.Function):
@@ -244,7 +251,7 @@ class _Products(torch.autograd.Function):
             return d_x, None
         (x, v), d = ctx.saved_tensors, d.contiguous()
         d_x = None if d_x is None else whole_rows(d_x)
-        return _combined(d_x, None, d, v, *_like(x)), _reduced(x, None, None, d, None)[3]
+        return _combined(d_x, None, d, v, *_like(x)), vector_gradients(x, d)
 
 
 def products(x_BHTK: Tensor, v_HNK: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,7 +260,7 @@ def products(x_BHTK: Tensor, v_HNK: Tensor) -> tuple[Tensor, Tensor]:
     Other readers take the rows that are returned: what reaches them is then added to the gradient as it is written.
     """
     wide = torch.promote_types(x_BHTK.dtype, torch.float32)
-    if _fuses(x_BHTK, v_HNK.shape[1]):
+    if fuses(x_BHTK, v_HNK.shape[1]):
         found: tuple[Tensor, Tensor] = _Products.apply(x_BHTK, v_HNK.to(wide))
         return found
     with torch.autocast(x_BHTK.device.type, enabled=False):

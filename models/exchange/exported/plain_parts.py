@@ -67,8 +67,9 @@ def scaled(x_BHTK: Tensor, factor_BHT: Tensor) -> Tensor:
     return x_BHTK * factor_BHT[..., None].to(x_BHTK.dtype)
 
 
-def products(x_BHTK: Tensor, v_HNK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows, and their products with the vectors of their head, ``[B, H, T, N]``, in float32."""
+def rotate_and_multiply(x_BHTK: Tensor, rotation: Tensor | None, v_HNK: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate, and return the products of the result with the vectors of each head too, ``[B, H, T, N]``, in float32."""
+    x_BHTK = rotate(x_BHTK, rotation)
     return x_BHTK, x_BHTK.float() @ v_HNK.float().mT
 
 

@@ -14,7 +14,7 @@ from birthmark import kernel_devices
 from birthmark.models.attention import rotation as rotation_module
 from birthmark.models.attention.fused import native
 from birthmark.models.attention.positions import AlibiPositions, T5Positions
-from birthmark.models.attention.rotation import rotate, turned, turning
+from birthmark.models.attention.rotation import rotate, rotate_and_multiply, turned, turning
 from birthmark.models.config import ModelConfig
 
 
@@ -166,3 +166,44 @@ def test_a_gpus_kernel_has_the_bits_of_the_formula(device, dtype, n_pairs, width
         if device == "cpu" and dtype == torch.bfloat16:  # the interpreter cuts float32 off, where a card rounds
             wanted = (wanted.detach().view(torch.int32) & ~0xFFFF).view(torch.float32)
         assert torch.equal(found, wanted.to(dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n_pairs", "width"), [(K // 2, K), (4, K), (37, 80)])
+@pytest.mark.parametrize("per_sequence", [False, True])
+def test_a_gpus_kernel_multiplies_turned_heads_and_adds_to_gradients(
+    device, dtype, n_pairs, width, per_sequence, monkeypatch
+):
+    """Results have the bits of the rotation alone; gradients are those of the formula in float64, each rounded once."""
+    if device == "cpu":
+        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
+        monkeypatch.setattr(import_module(rotation_module.__name__ + "_kernel"), "_CHANNELS", 64)
+    rotation = turning(angles_of(n_pairs, per_sequence)).to(device)
+    x, d = (heads(dtype, seed, width).to(device) for seed in (0, 1))
+    v, d_by_v = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(device)
+        for shape in ((H, 3, width), (B, H, T, 3))
+    )
+    leaves = [x.requires_grad_(), v.requires_grad_()]
+    y, by_v = rotate_and_multiply(x, rotation, v)
+    assert torch.equal(y, rotate(x.detach(), rotation))
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    turned_exactly = turned(exact[0], rotation.double())
+    wanted = turned_exactly, turned_exactly @ exact[1].mT
+    # The products are those of heads as they were rounded.
+    off = by_v.detach().double() - y.detach().double() @ v.detach().double().mT
+    assert float(off.abs().max()) <= 3e-6 * float(by_v.detach().abs().max())
+    error = {torch.float32: 3e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    for chosen in ([0], [1], [0, 1]):
+        upstream = [(d, d_by_v)[i] for i in chosen]
+        got = torch.autograd.grad(
+            [(y, by_v)[i] for i in chosen], leaves, upstream, retain_graph=True, allow_unused=True
+        )
+        due = torch.autograd.grad(
+            [wanted[i] for i in chosen], exact, [u.double() for u in upstream], retain_graph=True, allow_unused=True
+        )
+        assert got[0].stride() == x.stride()
+        assert (got[1] is None) == (due[1] is None) == (chosen == [0])
+        for one, other in zip(got, due, strict=True):
+            assert one is None or float((one.double() - other).abs().max()) <= error * float(other.abs().max())
