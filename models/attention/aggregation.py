@@ -211,8 +211,11 @@ class AnalyticCalibration(PlainAggregation):
         """Multiply head outputs by the calibration factor, ``o · factor``."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
             rho = self.rho(v_BGSK, weighted.scores.place.documents)
-            variance = rho + (1 - rho) * self.squares(weighted).clamp_min(_SMALLEST_SQUARES)
-            reference = 1.0 if self.t_ref is None else rho + (1 - rho) / self.t_ref
+            variance = self.squares(weighted).clamp_min(_SMALLEST_SQUARES)
+            reference: Tensor | float = 1.0 if self.t_ref is None else variance.new_full((), 1 / self.t_ref)
+            if rho is not None:
+                variance = rho + (1 - rho) * variance
+                reference = 1.0 if self.t_ref is None else rho + (1 - rho) / self.t_ref
             factor = (reference / variance).sqrt()
         return scaled(weighted.o_BHTK, factor)
 

@@ -115,9 +115,7 @@ class NoKeyValueBias(nn.Module):
         super().__init__()
 
     def forward(self, q_BHTK: Tensor, rotation: Tensor | None, scale: float) -> KeysAndValue:
-        """Rotate the queries, and return the contributions of the biases to their attention, whose scores are scaled
-        so.
-        """
+        """Rotate the queries; return them with the contributions of the biases, whose scores have this scale."""
         return KeysAndValue(rotate(q_BHTK, rotation), [])
 
 

@@ -33,9 +33,11 @@ class Uncorrelated(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor:
-        """Return ρ, broadcastable to ``[B, H, T]``, float32 or wider, given the values ``[B, G or H, S, K]``."""
-        return v_BGSK.new_zeros((), dtype=torch.promote_types(v_BGSK.dtype, torch.float32))
+    def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor | None:
+        """Return ρ, broadcastable to ``[B, H, T]``, float32 or wider, given the values ``[B, G or H, S, K]``; None:
+        0.
+        """
+        return None
 
 
 class LearnedCorrelation(Uncorrelated):
