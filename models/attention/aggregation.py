@@ -18,6 +18,7 @@ from ..init import INITIALISERS, Constant, Distribution, ParameterRole, Role, bi
 from ..user_classes import import_user_class, in_words, is_user_class
 from .correlation import CORRELATIONS
 from .differential import Difference, initial_lambda
+from .fused.one_walk import Calibration
 from .fused.rows import scaled
 from .normalisers import WeightedSum
 
@@ -211,6 +212,12 @@ class AnalyticCalibration(PlainAggregation):
         """Multiply head outputs by the calibration factor, ``o · factor``."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
             rho = self.rho(v_BGSK, weighted.scores.place.documents)
+        if self.needs_squares:
+            inverse = None if self.t_ref is None else 1 / self.t_ref
+            calibration = Calibration(rho, _SMALLEST_SQUARES, inverse, self.gradient)
+            if (calibrated := weighted.calibrated(calibration)) is not None:
+                return calibrated
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
             variance = self.squares(weighted).clamp_min(_SMALLEST_SQUARES)
             reference: Tensor | float = 1.0 if self.t_ref is None else variance.new_full((), 1 / self.t_ref)
             if rho is not None:

@@ -20,6 +20,7 @@ from ..init import Constant, Distribution, ParameterRole
 from .fused.backends import over_heads
 from .fused.blockwise import clipped_rows, softmax_rows, softpick_rows
 from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside
+from .fused.one_walk import Calibration
 from .scores import ExtraKey, Scores, joined, lse_of_extra
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
 
@@ -54,6 +55,10 @@ class WeightedSum:
         """Return ``Σ_j a[t,j]²`` over tokens, ``[B, H, T]``, float32 or wider, differentiable."""
         raise NotImplementedError
 
+    def calibrated(self, calibration: Calibration) -> Tensor | None:
+        """Compute the output calibrated by the kernel that sums it, ``[B, H, T, K]``; None where none does so."""
+        return None
+
     def squares_without_value(self) -> Tensor | None:
         """Return ``Σ a²`` over the keys that have no value, such as a sink's logit, ``[B, H, T]``; None without such
         keys.
@@ -79,6 +84,7 @@ class FusedSoftmax(WeightedSum):
         self._lse_BHT: Tensor | None = None
         self._total_BHT: Tensor | None = None
         self._squares_BHT: Tensor | None = None
+        self._o_BHTK: Tensor | None = None
         if self.plain and not extra and not needs_weights and not needs_squares:
             self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale)
             return
@@ -92,11 +98,12 @@ class FusedSoftmax(WeightedSum):
         if self.reader is not None:
             read = read_softmax(scores, v_BGSK, self.reader, others_BHT, needs_squares)
             o, self._lse_BHT, self._squares_BHT = read
+        elif needs_squares and scores.walks_once and others_BHT is None:
+            # The walk waits: its kernel may calibrate the output too.
+            self._values_BGSK = v_BGSK
+            return
         elif needs_squares and scores.walks_once:
-            o, total_BHT, self._squares_BHT = scores.softmax_with_squares(v_BGSK, others_BHT)
-            if others_BHT is None:
-                self._lse_BHT = total_BHT
-            self._total_BHT = total_BHT
+            o, self._total_BHT, self._squares_BHT = scores.softmax_with_squares(v_BGSK, others_BHT)
         elif self.plain and needs_squares:
             o, self._lse_BHT, self._squares_BHT = attention_with_squares(
                 scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale
@@ -116,6 +123,27 @@ class FusedSoftmax(WeightedSum):
                     share_BHT = (key.score - self._total_BHT).exp().to(o.dtype)
                     o = o + share_BHT[..., None] * values.to(o.dtype)
         self.o_BHTK = o
+
+    @property
+    def o_BHTK(self) -> Tensor:  # noqa: N802 - a shape suffix
+        """See :class:`WeightedSum`."""
+        if self._o_BHTK is None:
+            self._o_BHTK = self._walked(None)
+        return self._o_BHTK
+
+    @o_BHTK.setter
+    def o_BHTK(self, o_BHTK: Tensor) -> None:  # noqa: N802 - a shape suffix
+        self._o_BHTK = o_BHTK
+
+    def _walked(self, calibration: Calibration | None) -> Tensor:
+        o, self._lse_BHT, self._squares_BHT = self.scores.softmax_with_squares(self._values_BGSK, None, calibration)
+        self._total_BHT = self._lse_BHT
+        return o
+
+    @override
+    def calibrated(self, calibration: Calibration) -> Tensor | None:
+        is_first = self._o_BHTK is None and self._squares_BHT is None
+        return self._walked(calibration) if is_first else None
 
     def _lse(self) -> Tensor:
         """Return the log-sum-exp of the scores of tokens ``[B, H, T]``; usually it came with the output."""
@@ -142,6 +170,8 @@ class FusedSoftmax(WeightedSum):
 
     def sum_squares(self) -> Tensor:
         """Compute ``exp(lse(2·s) − 2·lse(s))`` from float32 log-sum-exps: bf16 would lose the difference."""
+        if self._squares_BHT is None:
+            _ = self.o_BHTK  # with which they may come
         if self._squares_BHT is not None:
             return self._squares_BHT
         return (self.scores.lse(sharpness=2.0) - 2 * self._total()).exp()

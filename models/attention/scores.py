@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ...kernel_devices import runs_triton
 from .fused.backends import over_heads
 from .fused.kernels import visible_attention, visible_lse
-from .fused.one_walk import walk
+from .fused.one_walk import Calibration, walk
 from .positions import Placement
 from .rotation import rotate_and_multiply
 
@@ -91,17 +91,19 @@ class Scores:
         out, lse = visible_attention(q, k, v_BGSK, self.scale, self.window, documents=documents)
         return out, lse - level
 
-    def softmax_with_squares(self, v_BGSK: Tensor, others_BHT: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def softmax_with_squares(
+        self, v_BGSK: Tensor, others_BHT: Tensor | None, calibration: Calibration | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the kernel of one walk over tokens and further keys without a value, given the log-sum-exp of their
         scores: return value aggregation ``[B, H, T, K]``, log-sum-exp over all keys, and ``Σ a²`` on tokens ``[B, H,
         T]``.
         """
         first_BT = self.first_keys()
         if self.place.slopes_H is None:
-            return walk(self.q_BHTK, self.k_BGSK, v_BGSK, self.scale, first_BT, others_BHT)
+            return walk(self.q_BHTK, self.k_BGSK, v_BGSK, self.scale, first_BT, others_BHT, calibration)
         q, k, level = self._sloped()
         others_BHT = None if others_BHT is None else others_BHT + level
-        out, total, squares = walk(q, k, v_BGSK, self.scale, first_BT, others_BHT)
+        out, total, squares = walk(q, k, v_BGSK, self.scale, first_BT, others_BHT, calibration)
         return out, total - level, squares
 
     def first_keys(self) -> Tensor | None:

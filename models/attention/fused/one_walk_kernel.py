@@ -7,6 +7,10 @@ log-sum-exp and of Σa², ``δ = rowsum(dO ∘ O) − g + 2h·Σa²`` and ``dS =
 of their inputs and add in float32, in which all else is computed. No sum is split over programs: reruns are equal bit
 for bit.
 
+An output may be calibrated as it is written: times ``f = √(R/V)``, with ``V = ρ + (1 − ρ)·Σa²`` and R 1 or ``ρ + (1 −
+ρ)/t_ref``. As ``e = rowsum(dO ∘ O)`` is f times the gradient of f, V has the gradient ``−e/2V`` and R ``e/2R``. With
+``f·P = exp(S − (lse − ln f))`` in place of P, ``δ/f`` of δ and ``h/f²`` of h, the gradients have the form above.
+
 Triton reads the annotations of its functions: only constants have one.
 
 Legend: B sequences, H query heads, G key/value heads, T queries, S keys, K head width, V that of values. Queries are
@@ -22,6 +26,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .one_walk import Calibration
 
 #: Types of queries, keys and values that the kernels take.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -81,6 +87,17 @@ def products(  # type: ignore[no-untyped-def]
             b_part = rows_of(b + c, b_at, b_row, n_b, K - c, CHUNK)
             found = tl.dot(a_part, tl.trans(b_part), found, input_precision=PRECISION)
     return found
+
+
+@triton.jit
+def _calibration(squares, rho, smallest, inverse, ATTENUATES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return Σa², no smaller than a number, and V and R of it."""
+    limited = tl.maximum(squares, smallest)
+    variance = rho + (1.0 - rho) * limited
+    reference = variance * 0.0 + 1.0
+    if ATTENUATES:
+        reference = rho + (1.0 - rho) * inverse
+    return limited, variance, reference
 
 
 @triton.jit
@@ -144,12 +161,13 @@ def _add_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    q, k, v, first, slopes, others, out, lse, squares, entropy, largest,
+    q, k, v, first, slopes, others, rho, out, lse, squares, entropy, largest,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row, first_batch,
-    n_heads, n_shared, n_queries, n_keys, power,
+    n_heads, n_shared, n_queries, n_keys, power, smallest, inverse,
     HAS_FIRST: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_OTHERS: tl.constexpr, HAS_ENTROPY: tl.constexpr,
-    K: tl.constexpr, V: tl.constexpr, K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    CALIBRATES: tl.constexpr, HAS_RHO: tl.constexpr, ATTENUATES: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    K_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Process a block of queries of one head; the last blocks, which see the most keys, first."""
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
@@ -192,10 +210,18 @@ def _forward(  # type: ignore[no-untyped-def]
         k_row, v_row, n_queries, n_keys, power, slope, HAS_FIRST, HAS_SLOPES, HAS_ENTROPY, True, K, V, K_BLOCK,
         V_BLOCK, N, CHUNK, PRECISION,
     )  # fmt: skip
-    _store_rows(out, o / total[:, None], row, out_row, n_queries, V, V_BLOCK)
     at = head * n_queries + row
+    sum_squares /= total * total
     tl.store(lse + at, top * _TO_LOGS + tl.log(total), mask=there)
-    tl.store(squares + at, sum_squares / (total * total), mask=there)
+    tl.store(squares + at, sum_squares, mask=there)
+    o /= total[:, None]
+    if CALIBRATES:
+        of_row = total * 0.0
+        if HAS_RHO:
+            of_row = tl.load(rho + at, mask=there, other=0.0)
+        _, variance, reference = _calibration(sum_squares, of_row, smallest, inverse, ATTENUATES)
+        o *= tl.sqrt(reference / variance)[:, None]
+    _store_rows(out, o, row, out_row, n_queries, V, V_BLOCK)
     if HAS_ENTROPY:
         tl.store(entropy + at, tl.log(total) - below * _TO_LOGS / total, mask=there)
         tl.store(largest + at, top * _TO_LOGS, mask=there)
@@ -203,12 +229,16 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _delta(  # type: ignore[no-untyped-def]
-    out, d_out, lse, squares, d_lse, d_squares, others, delta, d_others,
-    out_batch, out_head, out_row, d_batch, d_head, d_row, n_heads, n_queries,
+    out, d_out, lse, squares, d_lse, d_squares, others, rho, delta, d_others, of_squares, level, d_rho,
+    out_batch, out_head, out_row, d_batch, d_head, d_row, n_heads, n_queries, smallest, inverse,
     HAS_OUT: tl.constexpr, HAS_LSE: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_OTHERS: tl.constexpr,
+    CALIBRATES: tl.constexpr, HAS_RHO: tl.constexpr, ATTENUATES: tl.constexpr, LEARNS: tl.constexpr,
     V: tl.constexpr, V_BLOCK: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """Compute δ of a block of queries of one head, and the gradient of the other keys' scores, ``−a·δ``."""
+    """Compute δ of a block of queries of one head, and the gradient of the other keys' scores, ``−a·δ``. With
+    calibration, compute ``δ/f``, ``h/f²`` and ``lse − ln f``, and the gradient of ρ; nothing goes through f unless it
+    ``LEARNS``.
+    """
     head = tl.program_id(1).to(tl.int64)
     b, h = head // n_heads, head % n_heads
     row = tl.program_id(0) * M + tl.arange(0, M)
@@ -218,14 +248,35 @@ def _delta(  # type: ignore[no-untyped-def]
         o_tile = rows_of(out + b * out_batch + h * out_head, row, out_row, n_queries, V, V_BLOCK).to(tl.float32)
         d_tile = rows_of(d_out + b * d_batch + h * d_head, row, d_row, n_queries, V, V_BLOCK).to(tl.float32)
         found += tl.sum(o_tile * d_tile, 1)
+    sums, h_of = tl.load(squares + at, mask=there, other=1.0), tl.zeros([M], tl.float32)
+    if HAS_SQUARES:
+        h_of += tl.load(d_squares + at, mask=there, other=0.0)
+    if CALIBRATES:
+        of_row = h_of * 0.0
+        if HAS_RHO:
+            of_row = tl.load(rho + at, mask=there, other=0.0)
+        limited, variance, reference = _calibration(sums, of_row, smallest, inverse, ATTENUATES)
+        ratio = reference / variance
+        tl.store(level + at, tl.load(lse + at, mask=there, other=0.0) - 0.5 * tl.log(ratio), mask=there)
+        by_variance = h_of * 0.0
+        if LEARNS:
+            by_variance = -0.5 * found / variance
+        if HAS_RHO:
+            by_rho = by_variance * (1.0 - limited)
+            if ATTENUATES and LEARNS:
+                by_rho += 0.5 * found / reference * (1.0 - inverse)
+            tl.store(d_rho + at, by_rho, mask=there)
+        h_of += tl.where(sums >= smallest, by_variance * (1.0 - of_row), 0.0)
+        tl.store(of_squares + at, h_of / ratio, mask=there)
     if HAS_LSE:
         found -= tl.load(d_lse + at, mask=there, other=0.0)
-    if HAS_SQUARES:
-        found += 2.0 * tl.load(d_squares + at, mask=there, other=0.0) * tl.load(squares + at, mask=there, other=0.0)
-    tl.store(delta + at, found, mask=there)
+    found += 2.0 * h_of * sums
     if HAS_OTHERS:
         share = tl.exp(tl.load(others + at, mask=there, other=0.0) - tl.load(lse + at, mask=there, other=0.0))
         tl.store(d_others + at, -share * found, mask=there)
+    if CALIBRATES:
+        found /= tl.sqrt(ratio)
+    tl.store(delta + at, found, mask=there)
 
 
 @triton.jit
@@ -427,10 +478,19 @@ def strides(x: Tensor) -> tuple[int, int, int]:
     return sequence, head, row
 
 
+def _constants_of_calibration(calibration: Calibration | None) -> dict[str, object]:
+    rho, _, inverse, _ = calibration or (None, 1.0, None, False)
+    return {
+        "CALIBRATES": calibration is not None,
+        "HAS_RHO": rho is not None,
+        "ATTENUATES": inverse is not None,
+    }
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, others: Tensor | None, out: Tensor, lse: Tensor,
     squares: Tensor, scale: float, entropy: Tensor | None = None, largest: Tensor | None = None,
-    slopes: Tensor | None = None,
+    slopes: Tensor | None = None, calibration: Calibration | None = None,
 ) -> None:  # fmt: skip
     """Fill in the output ``[B, H, T, V]`` and, in float32 ``[B, H, T]``, the log-sum-exp over all keys and ``Σa²`` over
     those of tokens.
@@ -448,19 +508,22 @@ def forward(
         entropy: the entropy of each row, contiguous; if wanted, then with ``largest`` and without ``others``.
         largest: the largest score of each row, contiguous.
         slopes: penalty of each head on its scores per position of distance, float32 ``[H]``.
+        calibration: calibration of the output, its ρ float32 ``[B, H, T]``, contiguous; None: none.
     """
     assert entropy is None or (largest is not None and others is None)
+    of_row, smallest, inverse, _ = calibration or (None, 1.0, None, False)
     n_sequences, n_heads, n_queries, _ = q.shape
     tile, constants = tile_for("forward" if entropy is None else "sums", q, v), constants_of(q, v, first)
     # Triton launches on the current device, which need not be that of the tensors.
     with torch.cuda.device_of(q):
         _forward[(triton.cdiv(n_queries, tile.queries), n_sequences * n_heads)](
             q, k, v, q if first is None else first, lse if slopes is None else slopes,
-            q if others is None else others, out, lse, squares,
+            q if others is None else others, lse if of_row is None else of_row, out, lse, squares,
             lse if entropy is None else entropy, lse if largest is None else largest,
             *strides(q), *strides(k), *strides(v), *strides(out), 0 if first is None else first.stride(0),
-            n_heads, n_heads // k.shape[1], n_queries, k.shape[2], scale * LOG2_E,
+            n_heads, n_heads // k.shape[1], n_queries, k.shape[2], scale * LOG2_E, smallest, inverse or 1.0,
             HAS_SLOPES=slopes is not None, HAS_OTHERS=others is not None, HAS_ENTROPY=entropy is not None,
+            **_constants_of_calibration(calibration),
             M=tile.queries, N=tile.keys,
             CHUNK=chunk_of(q), num_warps=tile.warps, num_stages=tile.stages, **constants,
         )  # fmt: skip
@@ -470,6 +533,7 @@ def backward(
     d_out: Tensor | None, d_lse: Tensor | None, d_squares: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
     first: Tensor | None, last: Tensor | None, others: Tensor | None, out: Tensor, lse: Tensor, squares: Tensor,
     dq: Tensor, dk: Tensor, dv: Tensor, d_others: Tensor | None, scale: float,
+    calibration: Calibration | None = None, d_rho: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill in the gradients of what :func:`forward` was given, from those of its results, None: 0.
 
@@ -491,6 +555,8 @@ def backward(
         dv: that of the values.
         d_others: that of ``others``, float32 ``[B, H, T]``, contiguous.
         scale: scale of the scores.
+        calibration: as :func:`forward` was given.
+        d_rho: gradient of its ρ, as ``d_others``; None where ρ is.
     """
     n_sequences, n_heads, n_queries, _ = q.shape
     n_kv_heads, n_keys = k.shape[1:3]
@@ -498,27 +564,35 @@ def backward(
     given, h = out if d_out is None else d_out, lse if d_squares is None else d_squares
     constants, sizes = constants_of(q, v, first), (n_heads, n_heads // n_kv_heads, n_queries, n_keys)
     widths, has_squares = _widths(q, v), d_squares is not None
+    of_row, smallest, inverse, learns = calibration or (None, 1.0, None, False)
+    of_squares, level = lse, lse
+    if calibration is not None:
+        of_squares, level = torch.empty_like(lse), torch.empty_like(lse)
     first_of, last_of = (q if x is None else x for x in (first, last))
     first_batch, last_batch = (0 if x is None else x.stride(0) for x in (first, last))
     with torch.cuda.device_of(q):
         _delta[(triton.cdiv(n_queries, _ROWS), n_sequences * n_heads)](
-            out, given, lse, squares, lse if d_lse is None else d_lse, h, lse if others is None else others, delta,
-            lse if d_others is None else d_others, *strides(out), *strides(given), n_heads, n_queries,
-            HAS_OUT=d_out is not None, HAS_LSE=d_lse is not None, HAS_SQUARES=has_squares,
-            HAS_OTHERS=d_others is not None, V=widths["V"], V_BLOCK=widths["V_BLOCK"], M=_ROWS,
+            out, given, lse, squares, lse if d_lse is None else d_lse, h, lse if others is None else others,
+            lse if of_row is None else of_row, delta, lse if d_others is None else d_others, of_squares, level,
+            lse if d_rho is None else d_rho, *strides(out), *strides(given), n_heads, n_queries, smallest,
+            inverse or 1.0, HAS_OUT=d_out is not None, HAS_LSE=d_lse is not None, HAS_SQUARES=has_squares,
+            HAS_OTHERS=d_others is not None, **_constants_of_calibration(calibration), LEARNS=learns, V=widths["V"],
+            V_BLOCK=widths["V_BLOCK"], M=_ROWS,
         )  # fmt: skip
+        if calibration is not None:
+            h, has_squares = of_squares, has_squares or learns
         if d_out is None:
             given = torch.zeros_like(out)
         tile = tile_for("keys", q, v)
         _to_keys[(triton.cdiv(n_keys, tile.keys), n_sequences * n_kv_heads)](
-            q, k, v, first_of, last_of, given, lse, delta, h, dk, dv, *strides(q), *strides(k), *strides(v),
+            q, k, v, first_of, last_of, given, level, delta, h, dk, dv, *strides(q), *strides(k), *strides(v),
             *strides(given), *strides(dk), *strides(dv), first_batch, last_batch, *sizes, scale, scale * LOG2_E,
             HAS_SQUARES=has_squares, M=tile.queries, N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
             **constants,
         )  # fmt: skip
         tile = tile_for("queries", q, v)
         _to_queries[(triton.cdiv(n_queries, tile.queries), n_sequences * n_heads)](
-            q, k, v, first_of, given, lse, delta, h, dq, *strides(q), *strides(k), *strides(v), *strides(given),
+            q, k, v, first_of, given, level, delta, h, dq, *strides(q), *strides(k), *strides(v), *strides(given),
             *strides(dq), first_batch, *sizes, scale, scale * LOG2_E, HAS_SQUARES=has_squares, M=tile.queries,
             N=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **constants,
         )  # fmt: skip

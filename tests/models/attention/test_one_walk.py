@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from birthmark import kernel_devices
+from birthmark.models.attention import aggregation
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.document_mask import Documents
 from birthmark.models.attention.fused import kernels, one_walk
@@ -89,6 +90,45 @@ def test_results_and_gradients_are_those_of_the_whole_matrix(name):
             assert float((g.double() - e).norm()) <= (8e-3 if low else 3e-6) * float(e.norm()) + 1e-5, chosen
 
 
+@pytest.mark.parametrize("shape_of_rho", [None, (4, 1), (2, 4, 41)], ids=str)
+@pytest.mark.parametrize("inverse", [None, 1 / 32])
+@pytest.mark.parametrize("learns", [True, False])
+def test_an_output_is_calibrated_as_it_is_written(shape_of_rho, inverse, learns):
+    """With documents, so that Σa² lies on both sides of the smallest that counts."""
+    generator, smallest = torch.Generator().manual_seed(0), 0.1
+    leaves = [torch.randn(2, n, 41, 16, generator=generator) for n in (4, 2, 2)]
+    if shape_of_rho is not None:
+        leaves.append(0.1 + 0.8 * torch.rand(shape_of_rho, generator=generator))
+    first = (torch.arange(41) // 17 * 17)[None].int()
+    leaves = [x.requires_grad_() for x in leaves]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    out, total, squares = whole(*wide[:3], 0.1, first, None)
+    assert 0.2 < float((squares < smallest).double().mean()) < 0.8
+    variance, reference = squares.clamp_min(smallest), 1.0 if inverse is None else inverse
+    if shape_of_rho is not None:
+        variance = wide[3] + (1 - wide[3]) * variance
+        reference = 1.0 if inverse is None else wide[3] + (1 - wide[3]) * inverse
+    factor = (reference / variance).sqrt()
+    wanted = out * (factor if learns else factor.detach())[..., None], total, squares
+    rho = None if shape_of_rho is None else leaves[3]
+    calibration = one_walk.Calibration(rho, smallest, inverse, learns)
+    found = one_walk.walk(*leaves[:3], 0.1, first, calibration=calibration)
+    upstream = [torch.randn(x.shape, generator=generator) for x in found]
+    for got, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=3e-6, atol=3e-6)
+    for chosen in ((0,), (0, 1, 2)):
+        got, exact = (
+            torch.autograd.grad(
+                [x[i] for i in chosen], of, [upstream[i].to(x[i].dtype) for i in chosen], retain_graph=True,
+                allow_unused=True,
+            )
+            for x, of in ((found, leaves), (wanted, wide))
+        )  # fmt: skip
+        for g, e in zip(got, exact, strict=True):
+            e = torch.zeros_like(g, dtype=torch.float64) if e is None else e
+            assert float((g.double() - e).norm()) <= 3e-6 * float(e.norm()) + 1e-5, chosen
+
+
 def test_scores_of_thousands_overflow_nothing_and_nan_stays_in_its_row():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 40, 16, generator=generator) for _ in range(3))
@@ -105,6 +145,9 @@ def test_scores_of_thousands_overflow_nothing_and_nan_stays_in_its_row():
 ARMS = {
     "exact": {},
     "estimated ρ, documents": {"calibration": {"correlation": "estimated"}, "documents": True},
+    "learned ρ": {"calibration": {"correlation": "learned", "direction": "attenuate"}},
+    "factors without a gradient": {"calibration": {"gradient": False}},
+    "a value for all": {"kv_bias": "value"},
     "a window and a learned sink": {"window": 9, "normaliser": "softmax_sink"},
     "a learned key and value": {"kv_bias": "key_value", "calibration": {"direction": "attenuate"}},
     "alibi": {},
@@ -132,6 +175,8 @@ def test_an_arm_is_the_same_with_its_squares_from_one_walk(name, monkeypatch):
         if squares == "joint":
             monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
             monkeypatch.setattr(kernels, "backend_for", lambda *_: pytest.fail("another attention runs"))
+            if not {"normaliser", "kv_bias"} & set(fields):
+                monkeypatch.setattr(aggregation, "scaled", lambda *_: pytest.fail("the output is read again"))
         else:
             module, x, upstream = module.double(), x.double(), upstream.double()
         x = x.requires_grad_()
