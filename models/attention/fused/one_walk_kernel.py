@@ -27,8 +27,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .one_walk import Calibration
-
+#: ρ ``[B, H, T]`` or None, the least that Σa² counts, ``1/t_ref`` or None, and False if no gradient goes through f: see
+#: ``one_walk.Calibration``.
+Calibration = tuple[Tensor | None, float, float | None, bool]
 #: Types of queries, keys and values that the kernels take.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LOG2_E = math.log2(math.e)
