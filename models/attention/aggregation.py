@@ -17,7 +17,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Constant, Distribution, ParameterRole, Role, birth_plan, parameter_roles
 from ..user_classes import import_user_class, in_words, is_user_class
 from .correlation import CORRELATIONS
-from .differential import Difference, initial_lambda
+from .differential import initial_lambda
 from .fused.one_walk import Calibration
 from .fused.rows import scaled
 from .normalisers import WeightedSum
@@ -178,10 +178,8 @@ class DifferentialNorm(PlainAggregation):
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Normalise every pair at every position to RMS 1 − λ_init, then apply the gain."""
-        if isinstance(weighted, Difference):
-            normed = weighted.normed(self.gain, self.eps, self.kept)
-            if normed is not None:
-                return normed
+        if (normed := weighted.normed(self.gain, self.eps, self.kept)) is not None:
+            return normed
         return _normed(weighted.o_BHTK, self.gain, self.eps, n_together=2, times=self.kept)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
@@ -210,13 +208,16 @@ class AnalyticCalibration(PlainAggregation):
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Multiply head outputs by the calibration factor, ``o · factor``."""
+        return self.multiplied(weighted, self.correlation(weighted, v_BGSK))
+
+    def correlation(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor | None:
+        """Compute ρ; None: 0."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
-            rho = self.rho(v_BGSK, weighted.scores.place.documents)
-        if self.needs_squares:
-            inverse = None if self.t_ref is None else 1 / self.t_ref
-            calibration = Calibration(rho, _SMALLEST_SQUARES, inverse, self.gradient)
-            if (calibrated := weighted.calibrated(calibration)) is not None:
-                return calibrated
+            rho: Tensor | None = self.rho(v_BGSK, weighted.scores.place.documents)
+        return rho
+
+    def multiplied(self, weighted: WeightedSum, rho: Tensor | None) -> Tensor:
+        """Multiply head outputs by the factor, given ρ."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
             variance = self.squares(weighted).clamp_min(_SMALLEST_SQUARES)
             reference: Tensor | float = 1.0 if self.t_ref is None else variance.new_full((), 1 / self.t_ref)
@@ -235,6 +236,12 @@ class ExactCalibration(AnalyticCalibration):
     """
 
     needs_squares = True
+
+    @override
+    def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
+        rho, inverse = self.correlation(weighted, v_BGSK), None if self.t_ref is None else 1 / self.t_ref
+        calibrated = weighted.calibrated(Calibration(rho, _SMALLEST_SQUARES, inverse, self.gradient))
+        return self.multiplied(weighted, rho) if calibrated is None else calibrated
 
     def squares(self, weighted: WeightedSum) -> Tensor:
         """Compute ``Σ a²`` of the actual weights, ``[B, H, T]``."""

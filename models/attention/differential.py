@@ -55,7 +55,6 @@ class Difference(WeightedSum):
         self, scores: Scores, softmax: WeightedSum, sums: list[Tensor], share: Tensor, needs_weights: bool
     ) -> None:
         self.scores, self.softmax, self.sums, self.share = scores, softmax, sums, share
-        self._o_BHTK: Tensor | None = None
         self.reader = new_reader(scores, rows_sum_to_one=False) if needs_weights else None
         if self.reader is not None:
             for start, stop in query_blocks(scores.q_BHTK.shape[2]):
@@ -64,20 +63,13 @@ class Difference(WeightedSum):
                     self.reader.read_scores(EVERYTHING, part)
                 self.reader.read(EVERYTHING, start, self.rows(start, stop))
 
-    @property
-    def o_BHTK(self) -> Tensor:  # noqa: N802 - a shape suffix
-        """Outputs of the heads, computed when they are read: a norm that follows reads them in its own kernel."""
-        if self._o_BHTK is None:
-            self._o_BHTK = difference(self.sums, self.share)
-        return self._o_BHTK
+    @override
+    def summed(self) -> Tensor:
+        return difference(self.sums, self.share)
 
-    @o_BHTK.setter
-    def o_BHTK(self, o_BHTK: Tensor) -> None:  # noqa: N802 - a shape suffix
-        self._o_BHTK, self.sums = o_BHTK, []
-
+    @override
     def normed(self, gain: Tensor, eps: float, times: float) -> Tensor | None:
-        """See :func:`.fused.difference.normed_difference`; None too if the outputs have been replaced."""
-        return normed_difference(self.sums, self.share, gain, eps, times) if self.sums else None
+        return normed_difference(self.sums, self.share, gain, eps, times) if self._o_BHTK is None else None
 
     @override
     def rows(self, start: int, stop: int) -> Tensor:

@@ -37,9 +37,24 @@ class WeightedSum:
     """A head's output ``o [B, H, T, K]`` and the weights on tokens that it is made of."""
 
     scores: Scores
-    o_BHTK: Tensor
     reader: WeightReader | None = None
     """Reader that has seen the weights while they were computed, if any (``models/attention/weight_reader.py``)."""
+    _o_BHTK: Tensor | None = None
+
+    @property
+    def o_BHTK(self) -> Tensor:  # noqa: N802 - a shape suffix
+        """Output, computed when it is read: what follows may be done by the kernel that makes it."""
+        if self._o_BHTK is None:
+            self._o_BHTK = self.summed()
+        return self._o_BHTK
+
+    @o_BHTK.setter
+    def o_BHTK(self, o_BHTK: Tensor) -> None:  # noqa: N802 - a shape suffix
+        self._o_BHTK = o_BHTK
+
+    def summed(self) -> Tensor:
+        """Compute the output, where it was not set."""
+        raise NotImplementedError
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return weights of the queries ``start … stop − 1`` on keys 0, 1, …, as many as these queries see between
@@ -56,7 +71,13 @@ class WeightedSum:
         raise NotImplementedError
 
     def calibrated(self, calibration: Calibration) -> Tensor | None:
-        """Compute the output calibrated by the kernel that sums it, ``[B, H, T, K]``; None where none does so."""
+        """Compute the output calibrated by the kernel that sums it, ``[B, H, T, K]``; None where none does so, or where
+        the output is there.
+        """
+        return None
+
+    def normed(self, gain: Tensor, eps: float, times: float) -> Tensor | None:
+        """Compute the output normalised over both heads of each pair by the kernel that makes it; None as above."""
         return None
 
     def squares_without_value(self) -> Tensor | None:
@@ -84,7 +105,6 @@ class FusedSoftmax(WeightedSum):
         self._lse_BHT: Tensor | None = None
         self._total_BHT: Tensor | None = None
         self._squares_BHT: Tensor | None = None
-        self._o_BHTK: Tensor | None = None
         if self.plain and not extra and not needs_weights and not needs_squares:
             self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale)
             return
@@ -124,26 +144,15 @@ class FusedSoftmax(WeightedSum):
                     o = o + share_BHT[..., None] * values.to(o.dtype)
         self.o_BHTK = o
 
-    @property
-    def o_BHTK(self) -> Tensor:  # noqa: N802 - a shape suffix
-        """See :class:`WeightedSum`."""
-        if self._o_BHTK is None:
-            self._o_BHTK = self._walked(None)
-        return self._o_BHTK
-
-    @o_BHTK.setter
-    def o_BHTK(self, o_BHTK: Tensor) -> None:  # noqa: N802 - a shape suffix
-        self._o_BHTK = o_BHTK
-
-    def _walked(self, calibration: Calibration | None) -> Tensor:
+    @override
+    def summed(self, calibration: Calibration | None = None) -> Tensor:
         o, self._lse_BHT, self._squares_BHT = self.scores.softmax_with_squares(self._values_BGSK, None, calibration)
         self._total_BHT = self._lse_BHT
         return o
 
     @override
     def calibrated(self, calibration: Calibration) -> Tensor | None:
-        is_first = self._o_BHTK is None and self._squares_BHT is None
-        return self._walked(calibration) if is_first else None
+        return self.summed(calibration) if self._o_BHTK is None else None
 
     def _lse(self) -> Tensor:
         """Return the log-sum-exp of the scores of tokens ``[B, H, T]``; usually it came with the output."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ....kernel_devices import fuses_rows
-from .native import whole_rows
+from .native import by_positions, whole_rows
 
 
 def difference(sums: list[Tensor], share: Tensor) -> Tensor:
@@ -38,18 +38,13 @@ def difference(sums: list[Tensor], share: Tensor) -> Tensor:
 # Both are registered, so that a plan runs them on tensors without values.
 
 
-def _side_by_side(x: Tensor) -> Tensor:
-    n_sequences, n_heads, length, width = x.shape
-    return x.new_empty(n_sequences, length, n_heads, width).transpose(1, 2)
-
-
 @torch.library.custom_op("birthmark::normed_difference", mutates_args=())
 def _normed(
     x: torch.Tensor, z: torch.Tensor, share: torch.Tensor, gain: torch.Tensor, eps: float, times: float
 ) -> torch.Tensor:
     from .difference_kernel import normed_difference_into
 
-    y = _side_by_side(x)
+    y = by_positions(x, x.shape[-1])
     normed_difference_into(y, x, z, share, gain, eps, times)
     return y
 
@@ -58,7 +53,7 @@ def _normed(
 def _(
     x: torch.Tensor, z: torch.Tensor, share: torch.Tensor, gain: torch.Tensor, eps: float, times: float
 ) -> torch.Tensor:
-    return _side_by_side(x)
+    return by_positions(x, x.shape[-1])
 
 
 @torch.library.custom_op("birthmark::normed_difference_backward", mutates_args=())

@@ -30,6 +30,7 @@ from torch import Tensor
 #: ρ ``[B, H, T]`` or None, the least that Σa² counts, ``1/t_ref`` or None, and False if no gradient goes through f: see
 #: ``one_walk.Calibration``.
 Calibration = tuple[Tensor | None, float, float | None, bool]
+_UNCALIBRATED: Calibration = (None, 1.0, None, False)
 #: Types of queries, keys and values that the kernels take.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LOG2_E = math.log2(math.e)
@@ -480,7 +481,7 @@ def strides(x: Tensor) -> tuple[int, int, int]:
 
 
 def _constants_of_calibration(calibration: Calibration | None) -> dict[str, object]:
-    rho, _, inverse, _ = calibration or (None, 1.0, None, False)
+    rho, _, inverse, _ = calibration or _UNCALIBRATED
     return {
         "CALIBRATES": calibration is not None,
         "HAS_RHO": rho is not None,
@@ -512,7 +513,7 @@ def forward(
         calibration: calibration of the output, its ρ float32 ``[B, H, T]``, contiguous; None: none.
     """
     assert entropy is None or (largest is not None and others is None)
-    of_row, smallest, inverse, _ = calibration or (None, 1.0, None, False)
+    of_row, smallest, inverse, _ = calibration or _UNCALIBRATED
     n_sequences, n_heads, n_queries, _ = q.shape
     tile, constants = tile_for("forward" if entropy is None else "sums", q, v), constants_of(q, v, first)
     # Triton launches on the current device, which need not be that of the tensors.
@@ -565,7 +566,7 @@ def backward(
     given, h = out if d_out is None else d_out, lse if d_squares is None else d_squares
     constants, sizes = constants_of(q, v, first), (n_heads, n_heads // n_kv_heads, n_queries, n_keys)
     widths, has_squares = _widths(q, v), d_squares is not None
-    of_row, smallest, inverse, learns = calibration or (None, 1.0, None, False)
+    of_row, smallest, inverse, learns = calibration or _UNCALIBRATED
     of_squares, level = lse, lse
     if calibration is not None:
         of_squares, level = torch.empty_like(lse), torch.empty_like(lse)

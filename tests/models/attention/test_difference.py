@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from triton_kernels import interpreted
+from triton_kernels import DEVICES
 
 from birthmark import kernel_devices
 from birthmark.models.attention.attention import Attention
@@ -23,18 +23,15 @@ B, H, T, EPS, TIMES = 2, 6, 41, 1e-2, 0.7
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
-@pytest.fixture(params=[
-    pytest.param("interpreter", marks=interpreted),
-    pytest.param("cuda", marks=pytest.mark.cuda),
-])  # fmt: skip
+@pytest.fixture(params=DEVICES)
 def device(request, monkeypatch):
-    if request.param == "interpreter":
+    if request.param == "cpu":
         monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
         # Several blocks to a part and several parts to a head, the last cut short.
         kernel = import_module(module.__name__ + "_kernel")
         monkeypatch.setattr(kernel, "_TILE", 128)
         monkeypatch.setattr(kernel, "_PART", 16)
-    return request.param.replace("interpreter", "cpu")
+    return request.param
 
 
 def formula(x, z, share, gain):

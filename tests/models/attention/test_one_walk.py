@@ -53,6 +53,20 @@ CASES = {
 }
 
 
+def assert_gradients(found, wanted, upstream, chosen, tolerance):
+    """Compare gradients of some results, each with its leaves, with those in float64."""
+    got, exact = (
+        torch.autograd.grad(
+            [x[i] for i in chosen], of, [upstream[i].to(x[i].dtype) for i in chosen], retain_graph=True,
+            allow_unused=True,
+        )
+        for x, of in (found, wanted)
+    )  # fmt: skip
+    for g, e in zip(got, exact, strict=True):
+        e = torch.zeros_like(g, dtype=torch.float64) if e is None else e
+        assert float((g.double() - e).norm()) <= tolerance * float(e.norm()) + 1e-5, chosen
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients_are_those_of_the_whole_matrix(name):
     n_queries, n_keys, width, of_values, limits, sink, dtype = CASES[name]
@@ -78,16 +92,7 @@ def test_results_and_gradients_are_those_of_the_whole_matrix(name):
     upstream = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in found]
     # The kernels leave out what has no gradient.
     for chosen in ((0,), (1,), (2,), (0, 1, 2)) if name == "ragged" else ((0, 1, 2),):
-        got, exact = (
-            torch.autograd.grad(
-                [x[i] for i in chosen], of, [upstream[i].to(x[i].dtype) for i in chosen], retain_graph=True,
-                allow_unused=True,
-            )
-            for x, of in ((found, leaves), (wanted, wide))
-        )  # fmt: skip
-        for g, e in zip(got, exact, strict=True):
-            e = torch.zeros_like(g, dtype=torch.float64) if e is None else e
-            assert float((g.double() - e).norm()) <= (8e-3 if low else 3e-6) * float(e.norm()) + 1e-5, chosen
+        assert_gradients((found, leaves), (wanted, wide), upstream, chosen, 8e-3 if low else 3e-6)
 
 
 @pytest.mark.parametrize("shape_of_rho", [None, (4, 1), (2, 4, 41)], ids=str)
@@ -117,16 +122,7 @@ def test_an_output_is_calibrated_as_it_is_written(shape_of_rho, inverse, learns)
     for got, exact in zip(found, wanted, strict=True):
         torch.testing.assert_close(got.double(), exact, rtol=3e-6, atol=3e-6)
     for chosen in ((0,), (0, 1, 2)):
-        got, exact = (
-            torch.autograd.grad(
-                [x[i] for i in chosen], of, [upstream[i].to(x[i].dtype) for i in chosen], retain_graph=True,
-                allow_unused=True,
-            )
-            for x, of in ((found, leaves), (wanted, wide))
-        )  # fmt: skip
-        for g, e in zip(got, exact, strict=True):
-            e = torch.zeros_like(g, dtype=torch.float64) if e is None else e
-            assert float((g.double() - e).norm()) <= 3e-6 * float(e.norm()) + 1e-5, chosen
+        assert_gradients((found, leaves), (wanted, wide), upstream, chosen, 3e-6)
 
 
 def test_scores_of_thousands_overflow_nothing_and_nan_stays_in_its_row():
