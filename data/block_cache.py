@@ -1,10 +1,10 @@
 """A bounded cache of blocks of bytes in one file, which the processes of a node share without a lock.
 
 fsspec's caches on a disk (``filecache``, ``blockcache``) keep all that was read, and its bounded ones are of one open
-file in one process's memory. The file is divided into sets of `_WAYS` places, as a processor's cache is: the hash of a
-block's key names its set, and of a full set the place that was used least recently is taken. A place has a checksum
-of its key and content, so that one that two processes write at once, or that a power cut left half written, is read
-as if the block were missing. The file's size is the bound: it never grows.
+file in one process's memory. The file is divided into sets of `_WAYS` places or more, as a processor's cache is: the
+hash of a block's key names its set, and of a full set the place that was used least recently is taken. A place has a
+checksum of its key and content, so that one that two processes write at once, or that a power cut left half written,
+is read as if the block were missing. The file's size is the bound: it never grows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from filelock import FileLock
 
 from .cache import explained
 
-_WAYS = 4
-#: Of the file: what it is, bytes of a block, sets.
-_START = struct.Struct("<16sQQ")
+#: Places of a set, at least. Sets fill unevenly: a corpus of three quarters of all places, read in order again and
+#: again, would lose 35 % of its blocks with 4 places to a set, and loses 1.6 % with 64. A search takes 12 µs.
+_WAYS = 64
+#: Of the file: what it is, bytes of a block, sets, places of a set.
+_START = struct.Struct("<16sQQQ")
 _MAGIC = b"birthmark blocks"
 _START_BYTES = 4096
 #: Of a place: key, time of the last use in ns, bytes, checksum.
@@ -45,10 +47,13 @@ class BlockCache:
 
     def __init__(self, path: Path, n_bytes: int, block_bytes: int, field: str = "data.cache_dir") -> None:
         self.path, self.block_bytes, self.field = path, block_bytes, field
-        self.n_sets = (n_bytes - _START_BYTES) // (_WAYS * (_PLACE.size + block_bytes))
-        if self.n_sets < 1:
-            raise ValueError(f"{n_bytes} bytes hold no {_WAYS} blocks of {block_bytes}")
-        start = _START.pack(_MAGIC, block_bytes, self.n_sets)
+        n_places = (n_bytes - _START_BYTES) // (_PLACE.size + block_bytes)
+        if n_places < 1:
+            raise ValueError(f"{n_bytes} bytes hold no block of {block_bytes}")
+        self.n_sets = max(1, n_places // _WAYS)
+        self.n_ways = n_places // self.n_sets
+        self._set_bytes = self.n_ways * _PLACE.size
+        start = _START.pack(_MAGIC, block_bytes, self.n_sets, self.n_ways)
         with explained(path, field):
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f"{path.name}.lock")):
@@ -61,15 +66,15 @@ class BlockCache:
     def _places_at(self, key: bytes) -> int:
         """Return where the places of the key's set begin."""
         number = int.from_bytes(key[:8], "little") % self.n_sets
-        return _START_BYTES + number * _WAYS * _PLACE.size
+        return _START_BYTES + number * self._set_bytes
 
     def _block_at(self, places: int, way: int) -> int:
         number = (places - _START_BYTES) // _PLACE.size + way
-        return _START_BYTES + self.n_sets * _WAYS * _PLACE.size + number * self.block_bytes
+        return _START_BYTES + self.n_sets * self._set_bytes + number * self.block_bytes
 
     def _set(self, places: int) -> list[tuple[bytes, int, int, int]]:
         # Behind the end of the file, which grows as sets are used, all places are empty.
-        found = os.pread(self._file.fileno(), _WAYS * _PLACE.size, places).ljust(_WAYS * _PLACE.size, b"\0")
+        found = os.pread(self._file.fileno(), self._set_bytes, places).ljust(self._set_bytes, b"\0")
         return list(_PLACE.iter_unpack(found))
 
     def get(self, key: bytes) -> bytes | None:
@@ -91,11 +96,18 @@ class BlockCache:
         """
         places = self._places_at(key)
         found = self._set(places)
-        way = min(range(_WAYS), key=lambda way: (found[way][0] != key, found[way][1]))
+
+        def rank(way: int) -> tuple[bool, int, int]:
+            held, used_at, *_ = found[way]
+            # Threads that fill an empty set at once begin at places of their own.
+            return held != key, used_at, (way - key[8]) % self.n_ways
+
+        way = min(range(self.n_ways), key=rank)
         place = _PLACE.pack(key, time.time_ns(), len(content), _checksum(key, content))
         with explained(self.path, self.field):
-            os.pwrite(self._file.fileno(), content, self._block_at(places, way))
+            # The place first: whoever puts another block meanwhile takes another place.
             os.pwrite(self._file.fileno(), place, places + way * _PLACE.size)
+            os.pwrite(self._file.fileno(), content, self._block_at(places, way))
 
 
 def _checksum(key: bytes, content: bytes) -> int:
