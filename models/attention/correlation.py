@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernel_devices import runs_on
+from ...kernel_devices import fuses_rows
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution, ParameterRole, keyed_generator
 from ..tensor_shards import gathered_in_passes, reshard
@@ -25,6 +25,45 @@ _N_SEQUENCES, _LONGEST = 32, 128
 #: ρ = 1 would say that positions do not differ at all.
 _LARGEST = 0.999
 _SMALLEST = 1e-30
+
+
+# ---------------------------------------------------------------- the kernels as operators
+# Registered, so that a plan runs them on tensors without values.
+
+
+@torch.library.custom_op("birthmark::value_moments", mutates_args=())
+def _average(v: torch.Tensor, n_heads: int) -> torch.Tensor:
+    from .correlation_kernel import average
+
+    return average(v, n_heads)
+
+
+@_average.register_fake
+def _(v: torch.Tensor, n_heads: int) -> torch.Tensor:
+    return v.new_empty(n_heads * (v.shape[-1] + 2) + 1, dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "birthmark::settle_moments", mutates_args=("mean", "square", "square_of_mean", "n_batches", "length")
+)
+def _settle(
+    batch: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, square_of_mean: torch.Tensor,
+    n_batches: torch.Tensor, length: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    from .correlation_kernel import settle
+
+    return settle(batch, mean, square, square_of_mean, n_batches, length, _MOMENTUM, _SMALLEST, _LARGEST)
+
+
+@_settle.register_fake
+def _(
+    batch: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, square_of_mean: torch.Tensor,
+    n_batches: torch.Tensor, length: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    return torch.empty_like(square)
+
+
+# ---------------------------------------------------------------- kinds of ρ
 
 
 class Uncorrelated(nn.Module):
@@ -90,49 +129,55 @@ class EstimatedCorrelation(Uncorrelated):
             moment.zero_()
 
     @torch.no_grad()
-    def update(self, v_BGSK: Tensor, documents: Documents | None = None) -> None:
-        """Add a batch. The first one sets the moments; later ones count a tenth."""
-        with torch.autocast(v_BGSK.device.type, enabled=False):
-            if documents is None:
-                over_positions_BGK, square_G = _mean_and_square(v_BGSK, self.square_H.dtype)
-                # Made on the device: a number from the host would make the stream wait.
-                length = torch.full_like(self.length, v_BGSK.shape[2])
-                of_groups = [over_positions_BGK.mean(0), square_G, over_positions_BGK.square().sum(-1).mean(0)]
-            else:
-                *of_groups, length = _moments_of_documents(v_BGSK.to(self.square_H.dtype), documents)
-            n_shared = len(self.square_H) // v_BGSK.shape[1]
-            of_heads = [moment.repeat_interleave(n_shared, dim=0) for moment in of_groups]
-            batch = [*of_heads, length]
+    def update(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor | None:
+        """Add a batch: the first one sets the moments, later ones count a tenth. Return ρ ``[H]`` if a kernel does."""
+        fused = documents is None and self.square_H.dtype == torch.float32 and fuses_rows(v_BGSK)
+        if fused:
+            flat = _average(v_BGSK, len(self.square_H))
+        else:
+            flat = torch.cat([moment.flatten() for moment in self._batch(v_BGSK, documents)])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            flat = torch.cat([x.flatten() for x in batch])
             torch.distributed.all_reduce(flat)
-            parts = (flat / torch.distributed.get_world_size()).split([x.numel() for x in batch])
-            batch = [part.view_as(x) for part, x in zip(parts, batch, strict=True)]
+            flat = flat / torch.distributed.get_world_size()
+        if fused:
+            found: Tensor = _settle(
+                flat, self.mean_HK, self.square_H, self.square_of_mean_H, self.n_batches, self.length
+            )
+            return found
+        moments = (self.mean_HK, self.square_H, self.square_of_mean_H, self.length)
         share = torch.where(self.n_batches == 0, 1.0, _MOMENTUM)
-        for moment, new in zip((self.mean_HK, self.square_H, self.square_of_mean_H, self.length), batch, strict=True):
-            moment.lerp_(new, share)
+        for moment, new in zip(moments, flat.split([x.numel() for x in moments]), strict=True):
+            moment.lerp_(new.view_as(moment), share)
         self.n_batches += 1
+        return None
+
+    def _batch(self, v_BGSK: Tensor, documents: Documents | None) -> list[Tensor]:
+        """Compute the moments of a batch, in the order of the buffers, and its length."""
+        with torch.autocast(v_BGSK.device.type, enabled=False):
+            v = v_BGSK.to(self.square_H.dtype)
+            if documents is None:
+                over_positions_BGK = v.mean(2)
+                # Made on the device: a number from the host would make the stream wait.
+                length = torch.full_like(self.length, v.shape[2])
+                of_sequences_G = over_positions_BGK.square().sum(-1).mean(0)
+                of_groups = [over_positions_BGK.mean(0), v.square().sum(-1).mean((0, 2)), of_sequences_G]
+            else:
+                *of_groups, length = _moments_of_documents(v, documents)
+            n_shared = len(self.square_H) // v.shape[1]
+            return [*(moment.repeat_interleave(n_shared, dim=0) for moment in of_groups), length]
 
     def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor:
         """Return the correlation of each head, ``[H, 1]``; 0 before the first batch."""
         if self.training and not self.frozen and v_BGSK.shape[2] > 1:
-            self.update(v_BGSK, documents)
+            rho_H = self.update(v_BGSK, documents)
+            if rho_H is not None:
+                return rho_H[:, None]
         centre_H = self.mean_HK.square().sum(-1)
         apart_H = (self.square_H - centre_H).clamp_min(_SMALLEST)
         together_H = self.square_of_mean_H - centre_H
         n = self.length.clamp_min(2)
-        rho_H = (n * together_H - apart_H) / ((n - 1) * apart_H)
-        return (rho_H.clamp(0, _LARGEST) * (self.n_batches > 0))[:, None]
-
-
-def _mean_and_square(v_BGSK: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Compute the mean over positions ``[B, G, K]`` and the mean square ``[G]`` of values, in ``dtype``."""
-    if runs_on(v_BGSK) == "cuda":
-        # Read twice; a copy in float32 and its squares would be written and read too.
-        size_G = torch.linalg.vector_norm(v_BGSK, dim=(0, 2, 3), dtype=dtype)
-        return v_BGSK.mean(2, dtype=dtype), size_G.square() / (v_BGSK.shape[0] * v_BGSK.shape[2])
-    v = v_BGSK.to(dtype)
-    return v.mean(2), v.square().sum(-1).mean((0, 2))
+        found_H = (n * together_H - apart_H) / ((n - 1) * apart_H)
+        return (found_H.clamp(0, _LARGEST) * (self.n_batches > 0))[:, None]
 
 
 def _moments_of_documents(v_BGSK: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor, Tensor]:

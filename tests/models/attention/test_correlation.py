@@ -1,13 +1,16 @@
 """ρ, the correlation of values across positions, and what correlated calibration makes of it."""
 
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 from oracles import Seen
+from triton_kernels import interpreted
 
 from birthmark import kernel_devices
+from birthmark.models.attention import correlation
 from birthmark.models.attention.correlation import EstimatedCorrelation, LearnedCorrelation
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
@@ -26,26 +29,50 @@ def values(rho, n=400, length=24, seed=0, mean=3.0):
     return torch.from_numpy(np.sqrt(rho) * shared + np.sqrt(1 - rho) * own + mean * rng.normal(size=(1, 4, 1, 16)))
 
 
-@pytest.mark.parametrize("chosen_for", ["cpu", "cuda"])
-def test_the_estimate_is_the_correlation_that_was_put_in(chosen_for, monkeypatch):
-    """By a CPU's sums and by a GPU's."""
-    monkeypatch.setattr(kernel_devices, "chosen_for", chosen_for)
+@pytest.fixture(params=[
+    "operators",
+    pytest.param("interpreter", marks=interpreted),
+    pytest.param("cuda", marks=pytest.mark.cuda),
+])  # fmt: skip
+def device(request, monkeypatch):
+    """Where moments are computed: by torch's operators, by kernels under Triton's interpreter or on a GPU."""
+    if request.param == "interpreter":
+        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
+        # Several parts of a head's positions, the last cut short.
+        monkeypatch.setattr(import_module(correlation.__name__ + "_kernel"), "_TILE", 32)
+    return "cuda" if request.param == "cuda" else "cpu"
+
+
+def test_the_estimate_is_the_correlation_that_was_put_in(device):
     rho = [0.0, 0.2, 0.5, 0.9]
-    part = EstimatedCorrelation(CONFIG)
-    found = part(values(rho).float())
+    part = EstimatedCorrelation(CONFIG).to(device)
+    found = part(values(rho).float().to(device)).cpu()
     assert found.shape == (4, 1)
     # 400·16 shared draws: a standard error of at most √(2/6400) = .018.
     np.testing.assert_allclose(found[:, 0], rho, atol=4 * 0.018)
 
 
-def test_the_first_batch_decides_alone_and_later_ones_count_a_tenth():
-    part = EstimatedCorrelation(CONFIG)
-    low, high = values([0.1] * 4).float(), values([0.8] * 4, seed=0).float()
-    first = part(low)
-    moved = part(high)
-    # Same centre and variance in both: ρ is linear in the moments that differ.
-    alone = EstimatedCorrelation(CONFIG)(high)
-    np.testing.assert_allclose(moved, 0.9 * first + 0.1 * alone, atol=0.01)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("n_groups", "width"), [(4, 16), (2, 16), (1, 16)])
+def test_the_first_batch_decides_alone_and_later_ones_count_a_tenth(device, dtype, n_groups, width):
+    """Against the formulas in float64, of heads that share values too, over sequences of two lengths."""
+    part = EstimatedCorrelation(CONFIG).to(device)
+    shapes = (([0.1, 0.3, 0.6, 0.9], 37), ([0.8, 0.2, 0.5, 0.1], 9), ([0.9] * 4, 2))
+    batches = [values(rho, 6, length, seed, 0.5)[:, :n_groups] for seed, (rho, length) in enumerate(shapes)]
+    moments = None
+    for v in batches:
+        v = v.to(dtype)
+        # The heads of a position side by side, as projections leave them.
+        found = part(v.transpose(1, 2).contiguous().transpose(1, 2).to(device)).cpu()
+        v = v.double().numpy()
+        new = [v.mean((0, 2)), (v**2).sum(-1).mean((0, 2)), (v.mean(2) ** 2).sum(-1).mean(0), v.shape[2]]
+        moments = new if moments is None else [0.9 * old + 0.1 * one for old, one in zip(moments, new, strict=True)]
+        mean, square, of_means, n = moments
+        centre = (mean**2).sum(-1)
+        wanted = (n * (of_means - centre) - (square - centre)) / ((n - 1) * (square - centre))
+        np.testing.assert_allclose(found[:, 0], np.clip(wanted, 0, 0.999).repeat(4 // n_groups), rtol=2e-5)
+    assert part.n_batches == 3
+    np.testing.assert_allclose(part.mean_HK.cpu(), mean.repeat(4 // n_groups, 0), rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_freezes_it_and_before_the_first_batch_it_is_zero():
