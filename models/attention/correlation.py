@@ -7,6 +7,7 @@ Values of one sequence share a part, which averaging does not shrink: the varian
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -61,6 +62,13 @@ def _(
     n_batches: torch.Tensor, length: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     return torch.empty_like(square)
+
+
+def moment_kernels(v_BGSK: Tensor, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
+    """Return the operators that average the moments of a batch, and that add them to running ones of a type and give
+    ρ; None if kernels do not take such values.
+    """
+    return (_average, _settle) if dtype == torch.float32 and fuses_rows(v_BGSK) else None
 
 
 # ---------------------------------------------------------------- kinds of ρ
@@ -131,19 +139,17 @@ class EstimatedCorrelation(Uncorrelated):
     @torch.no_grad()
     def update(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor | None:
         """Add a batch: the first one sets the moments, later ones count a tenth. Return ρ ``[H]`` if a kernel does."""
-        fused = documents is None and self.square_H.dtype == torch.float32 and fuses_rows(v_BGSK)
-        if fused:
-            flat = _average(v_BGSK, len(self.square_H))
-        else:
+        kernels = None if documents is not None else moment_kernels(v_BGSK, self.square_H.dtype)
+        if kernels is None:
             flat = torch.cat([moment.flatten() for moment in self._batch(v_BGSK, documents)])
+        else:
+            average, settle = kernels
+            flat = average(v_BGSK, len(self.square_H))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(flat)
             flat = flat / torch.distributed.get_world_size()
-        if fused:
-            found: Tensor = _settle(
-                flat, self.mean_HK, self.square_H, self.square_of_mean_H, self.n_batches, self.length
-            )
-            return found
+        if kernels is not None:
+            return settle(flat, self.mean_HK, self.square_H, self.square_of_mean_H, self.n_batches, self.length)
         moments = (self.mean_HK, self.square_H, self.square_of_mean_H, self.length)
         share = torch.where(self.n_batches == 0, 1.0, _MOMENTUM)
         for moment, new in zip(moments, flat.split([x.numel() for x in moments]), strict=True):

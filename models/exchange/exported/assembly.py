@@ -34,6 +34,7 @@ _REPLACED: dict[Name, Name] = {
         ("models.activations", "activated"),
         ("models.attention.normalisers", "FusedSoftmax"),
         ("models.attention.aggregation", "build_part"),
+        ("models.attention.correlation", "moment_kernels"),
         ("models.attention.rotation", "rotate"),
         ("models.attention.rotation", "rotate_and_multiply"),
         ("models.attention.fused.difference", "normed_difference"),

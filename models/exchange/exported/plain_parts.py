@@ -62,6 +62,10 @@ def normed_difference(sums: list[Tensor], share: Tensor, gain: Tensor, eps: floa
     return None
 
 
+def moment_kernels(v_BGSK: Tensor, dtype: torch.dtype) -> None:
+    """Return None: no kernels move the moments of values."""
+
+
 def scaled(x_BHTK: Tensor, factor_BHT: Tensor) -> Tensor:
     """Multiply every row by its factor."""
     return x_BHTK * factor_BHT[..., None].to(x_BHTK.dtype)
