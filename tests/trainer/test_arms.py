@@ -16,30 +16,43 @@ from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 FIELDS = {field.path: field for field in model_fields()}
 #: Fields that fail apart: their values share runs, one of each lane in a run.
 SHARED = (
-    ("model.mlp",),
-    # Latent attention's come last, beside parts that it does not exclude.
-    ("model.init.kind", *(f"model.attention.latent.{x}" for x in ("kv_rank", *LATENT_WIDTHS))),
-    ("model.init.zero",),
-    ("model.parallel_residual", "model.tie_embeddings", "model.bias", "model.attention.nope_blocks"),
-    ("model.attention.gate_at", "model.attention.gate_input", "model.attention.gate_activation"),
-    ("model.attention.clip_alpha", "model.attention.clip_zeta", "model.attention.kv_bias_tokens"),
-    ("model.attention.v_norm", "model.norm_gate", "model.norm_scale", "model.experts.renormalise"),
-    ("model.attention.kv_bias", "model.attention.qkv_bias"),
+    (
+        ("model.mlp",),
+        # Latent attention's come last, beside parts that it does not exclude.
+        ("model.init.kind", *(f"model.attention.latent.{x}" for x in ("kv_rank", *LATENT_WIDTHS))),
+        ("model.init.zero",),
+        ("model.parallel_residual", "model.tie_embeddings", "model.bias", "model.attention.nope_blocks"),
+        ("model.attention.gate_at", "model.attention.gate_input", "model.attention.gate_activation"),
+        ("model.attention.clip_alpha", "model.attention.clip_zeta", "model.attention.kv_bias_tokens"),
+        ("model.attention.v_norm", "model.norm_gate", "model.norm_scale", "model.experts.renormalise"),
+        ("model.attention.kv_bias", "model.attention.qkv_bias"),
+    ),
+    (
+        ("model.attention.aggregation", *(path for path in FIELDS if path.startswith("model.attention.calibration."))),
+        ("model.positions",),
+        ("model.norm_placement", "model.norm"),
+    ),
+    (
+        ("model.attention.normaliser", "model.attention.normalise_rows", "model.attention.sigmoid_bias"),
+        tuple(f"model.attention.{x}" for x in ("kv_bias_shared", "qk_norm", "gate", "window", "prefix", "documents")),
+    ),
 )
 
 
 def arms():
     """Name → dotted fields: every value of every field with names, every switch, every setting of attention."""
     found = {}
-    shared = [path for lane in SHARED for path in lane]
+    shared = {path for lanes in SHARED for lane in lanes for path in lane}
     for path, field in FIELDS.items():
         if path not in shared and (field.choices or field.hint is bool or path.startswith("model.attention.")):
             for value in field.others():
                 found[f"{path.removeprefix('model.')}={value}"] = companions({path: value})[0]
-    lanes = ([(path, value) for path in lane for value in FIELDS[path].others()] for lane in SHARED)
-    for settings in zip_longest(*lanes):
-        together = dict(setting for setting in settings if setting is not None)
-        found[", ".join(f"{path.rpartition('.')[2]}={v}" for path, v in together.items())] = companions(together)[0]
+    for lanes in SHARED:
+        of_lanes = ([(path, value) for path in lane for value in FIELDS[path].others()] for lane in lanes)
+        for settings in zip_longest(*of_lanes):
+            together = dict(setting for setting in settings if setting is not None)
+            name = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in together.items())
+            found[name] = companions(together)[0]
     return found
 
 
@@ -50,9 +63,11 @@ def attention(**fields):
 #: Sizes of their own, and what meets in one row of weights.
 TOGETHER = {
     "plain": {},
-    "one key/value head": {"model.n_kv_heads": 1},
-    "wide heads": {"model.head_dim": 12},
-    "half of each head turns": {"model.rope_fraction": 0.5},
+    "one key/value head, wide heads, half of each turns": {
+        "model.n_kv_heads": 1,
+        "model.head_dim": 12,
+        "model.rope_fraction": 0.5,
+    },
     "few buckets": {"model.positions": "t5", "model.t5_buckets": 4, "model.t5_max_distance": 6},
     "one block calibrated, estimated ρ": attention(
         aggregation="calibrated", aggregation_blocks=[1], calibration__correlation="estimated"
@@ -180,7 +195,7 @@ def test_running_moments_count_training_alone(configured, tmp_path, arm):
 
 def test_arms_have_one_report(configured, tmp_path):
     """Also those whose figures are null."""
-    names = ["plain", "attention.normaliser=sigmoid", "positions=t5"]
+    names = ["plain", *(next(arm for arm in ARMS if value in arm) for value in ("normaliser=sigmoid", "positions=t5"))]
     names += [arm for arm in ARMS if "zero=['embed']" in arm or "zero=['head']" in arm]
     assert len(names) == 5
     short = {"trainer.max_steps": 2, "snapshot.n_strangers": 1}
