@@ -26,6 +26,7 @@ from types import CodeType, FunctionType
 import numpy as np
 import pytest
 import torch
+from forked_python import freeze_what_exists
 from hypothesis import settings
 
 from birthmark.callbacks.config import LogConfig
@@ -154,8 +155,7 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop():
     """What libraries and test modules hold stays: collections of garbage need not look through it each time."""
-    gc.collect()
-    gc.freeze()
+    freeze_what_exists()
     gc.enable()
 
 
