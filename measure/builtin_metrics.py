@@ -59,8 +59,8 @@ class ObservedContraction(_Builtin):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         n_layers, width = setting.sizes.n_layers, setting.sizes.d_model
-        self.after_mlp = Contraction(n_layers + 1, width).to(setting.device)
-        self.after_attention = Contraction(n_layers, width).to(setting.device)
+        self.after_mlp = Contraction(n_layers + 1, width)
+        self.after_attention = Contraction(n_layers, width)
         self.sees_attention = all(unseen.place != "after_attention" for unseen in setting.unseen)
 
     def residual(self, site: Site, layer: int, sums: ActivationSums) -> None:
@@ -169,7 +169,7 @@ class ObservedSinks(_Builtin):
             setting.sink_epsilon,
             SINK_EPSILONS,
             rows_sum_to_one=self.rows_sum_to_one,
-        ).to(setting.device)
+        )
 
     def attention(self, layer: int, attended: AttentionView) -> None:
         """See models/observe.py."""
@@ -208,7 +208,7 @@ class ObservedDocumentSinks(_Builtin):
         super().__init__(setting)
         sizes, self.rows_sum_to_one = setting.sizes, setting.rows_sum_to_one
         self.has_documents = setting.has_documents
-        self.sinks = DocumentSinks(sizes.n_layers, sizes.n_heads).to(setting.device)
+        self.sinks = DocumentSinks(sizes.n_layers, sizes.n_heads)
 
     def attention(self, layer: int, attended: AttentionView) -> None:
         """See models/observe.py."""
@@ -234,13 +234,13 @@ class ObservedAggregation(_Builtin):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        sizes, attention, device = setting.sizes, setting.model.config.attention, setting.device
+        sizes, attention = setting.sizes, setting.model.config.attention
         self.rows_sum_to_one = setting.rows_sum_to_one
-        self.tokens = EffectiveTokens(sizes.n_layers, sizes.n_heads, sizes.seq_len).to(device)
+        self.tokens = EffectiveTokens(sizes.n_layers, sizes.n_heads, sizes.seq_len)
         shape = sizes.n_layers, sizes.n_heads, sizes.seq_len, sizes.d_value or sizes.d_head
 
         def made() -> PositionalVariance:
-            return PositionalVariance(*shape, n_constant=setting.n_constant, dtype=setting.dtype).to(device)
+            return PositionalVariance(*shape, n_constant=setting.n_constant, dtype=setting.dtype)
 
         self.variance = made()
         # Variance after norm, calibration, gate and adapter; without them it equals that of the value aggregation.
@@ -285,7 +285,7 @@ class ObservedNeurons(_Builtin):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.model = setting.model
-        self.units = SuperNeurons(setting.sizes.n_layers, setting.sizes.d_ff).to(setting.device)
+        self.units = SuperNeurons(setting.sizes.n_layers, setting.sizes.d_ff)
         self.weights: list[UnitWeights] = []
 
     def neurons(self, layer: int, sums: ActivationSums) -> None:
@@ -338,14 +338,14 @@ class ObservedStates(_Builtin):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         n_places, seq_len, width = setting.sizes.n_layers + 1, setting.sizes.seq_len, setting.sizes.d_model
-        self.dominance = DominanceRatio(n_places, seq_len).to(setting.device)
-        self.massive = MassiveActivations(n_places, seq_len, width, N_MASSIVE).to(setting.device)
+        self.dominance = DominanceRatio(n_places, seq_len)
+        self.massive = MassiveActivations(n_places, seq_len, width, N_MASSIVE)
         self.rank: EffectiveRank | RankBeside | RankOfPlaces
         if setting.by_block:
             self.rank = RankOfPlaces(n_places, width)
             return
         n_rows = None if setting.device.type == "cpu" else N_MOMENT_ROWS
-        self.rank = EffectiveRank(n_places, width, n_rows).to(setting.device)
+        self.rank = EffectiveRank(n_places, width, n_rows)
         if setting.device.type == "cuda" and world_size() == 1 and self.rank.at_most:
             self.rank, self.is_solving = RankBeside(self.rank, setting.n_sequences), True
 
@@ -390,7 +390,7 @@ class ObservedLock(_Builtin):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         sizes = setting.sizes
-        self.lock = QKLock(sizes.n_layers, sizes.n_heads, sizes.d_head).to(setting.device)
+        self.lock = QKLock(sizes.n_layers, sizes.n_heads, sizes.d_head)
 
     def attention(self, layer: int, attended: AttentionView) -> None:
         """See models/observe.py."""
@@ -422,8 +422,7 @@ OBSERVED: Mapping[str, type[_Builtin]] = {
 
 def builtin_metrics(setting: Setting, observed: Mapping[str, type[_Builtin]] = OBSERVED) -> list[Observed]:
     """Make all built-in metrics, in the order of their declarations; ``observed`` has those that this module feeds."""
-    # Sums begin as zeros: on a GPU gigabytes of them are made there, not sent there.
-    with setting.device:
+    with setting.tensors_on_device():
         return [
             observed[key](setting) if key in observed else SelfObserving(_builtin_source(key, setting), setting)
             for key in METRICS

@@ -119,7 +119,8 @@ def birth_reference(
 ) -> BirthReference:
     """Measure seed direction and token preference of a newborn model, in one pass over the probe."""
     setting = Setting(model, probe_NT.shape[1])
-    observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
+    with setting.tensors_on_device():
+        observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
     # Weights are read, though nothing here needs their sums: then p̄ at birth is that of a measurement, bit for bit.
     with evaluation_mode(model), _reading(model, attention_weights):
         _ = setting.unseen  # all ranks look, also one that is without a batch

@@ -5,6 +5,7 @@ by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -145,6 +146,11 @@ class Setting:
         """Device of the states."""
         return self.model.device
 
+    def tensors_on_device(self) -> AbstractContextManager[Any]:
+        """Make new tensors on the device within a context: on a GPU gigabytes of zeros are made, not sent."""
+        # A default device slows every operator down.
+        return nullcontext() if torch.get_default_device() == self.device else self.device
+
     @cached_property
     def dtype(self) -> torch.dtype:
         """Dtype of sums inside a batch that need not be float64."""
@@ -251,7 +257,7 @@ class SelfObserving(Observed):
 
     def __init__(self, source: MetricSource, setting: Setting) -> None:
         self.name, self.quantities = source.name, source.quantities
-        self.metric, self.setting = source.make(setting.sizes).to(setting.device), setting
+        self.metric, self.setting = source.make(setting.sizes), setting
         self.takes_sums = getattr(self.metric, "takes_sums", False)
 
     @override

@@ -190,6 +190,7 @@ class Guarded(SelfObserving):
         before = self._state.now()
         try:
             super().__init__(source, setting)
+            self.metric.to(setting.device)
         except Exception as error:
             raise UsageError(f"snapshot.metrics {source.name}: cannot be made ({in_words(error)})") from error
         self.name = f"snapshot.metrics {source.name}"

@@ -126,8 +126,8 @@ class AdditiveMetric(PlaceMetric):
     def add_sums(self, dtype: torch.dtype = torch.float64, /, **shapes: tuple[int, ...]) -> None:
         """Register sums by name and shape, all zero at first."""
         for name, shape in shapes.items():
-            # torchmetrics keeps a single zero as the default; see :meth:`reset`.
-            self.add_state(name, torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+            # torchmetrics keeps a single zero as the default, of which no device need know; see :meth:`reset`.
+            self.add_state(name, torch.zeros((), dtype=dtype, device="cpu"), dist_reduce_fx="sum")
             setattr(self, name, torch.zeros(shape, dtype=dtype))
             self._sums.append(name)
 
