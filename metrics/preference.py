@@ -72,6 +72,6 @@ def normalised_entropy(p_V: np.ndarray) -> float:
 
 def coverage(argmax_share_V: np.ndarray, share: float = 0.8) -> float:
     """Return the smallest part of the vocabulary that receives ``share`` of the argmax choices, in (0, 1]."""
-    # The shares are multiples of 1/N that need not add up exactly.
-    reached = np.cumsum(np.sort(argmax_share_V)[::-1]) >= share - 1e-12
+    # Most tokens are never the argmax. The shares are multiples of 1/N that need not add up exactly.
+    reached = np.cumsum(np.sort(argmax_share_V[argmax_share_V > 0])[::-1]) >= share - 1e-12
     return float((reached.argmax() + 1) / len(argmax_share_V))
