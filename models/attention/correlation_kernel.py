@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Numbers of a tile, and tiles of a program.
-_TILE, _TILES = 4096, 8
+#: Numbers of a tile, tiles of a program, and parts of a sequence at most: one program adds them all up.
+_TILE, _TILES, _PARTS = 4096, 8, 32
 
 
 @triton.jit
@@ -106,7 +106,8 @@ def average(v_BGTK: Tensor, n_heads: int) -> Tensor:
     n_sequences, n_groups, length, width = v_BGTK.shape
     block = triton.next_power_of_2(width)
     rows = max(1, _TILE // block)
-    n_parts = triton.cdiv(length, rows * _TILES)
+    tiles = max(_TILES, triton.next_power_of_2(triton.cdiv(length, rows * _PARTS)))
+    n_parts = triton.cdiv(length, rows * tiles)
     sums_BGPK = v_BGTK.new_empty(n_sequences, n_groups, n_parts, width, dtype=torch.float32)
     squares_BGP = v_BGTK.new_empty(n_sequences, n_groups, n_parts, dtype=torch.float32)
     batch = v_BGTK.new_empty(n_heads * (width + 2) + 1, dtype=torch.float32)
@@ -114,7 +115,7 @@ def average(v_BGTK: Tensor, n_heads: int) -> Tensor:
     with torch.cuda.device_of(v_BGTK):
         _sum[(n_parts, n_sequences * n_groups)](
             v_BGTK, sums_BGPK, squares_BGP, *v_BGTK.stride()[:3], n_groups, length, K=width, K_BLOCK=block, M=rows,
-            TILES=_TILES, num_warps=4,
+            TILES=tiles, num_warps=4,
         )  # fmt: skip
         _average[(n_heads,)](
             sums_BGPK, squares_BGP, batch, n_sequences, n_groups, n_heads // n_groups, n_parts, length, K=width,

@@ -38,8 +38,10 @@ def device(request, monkeypatch):
     """Where moments are computed: by torch's operators, by kernels under Triton's interpreter or on a GPU."""
     if request.param == "interpreter":
         monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
-        # Several parts of a head's positions, the last cut short.
-        monkeypatch.setattr(import_module(correlation.__name__ + "_kernel"), "_TILE", 32)
+        # Several parts of a head's positions, the last cut short; of the longest as many as there may be.
+        kernels = import_module(correlation.__name__ + "_kernel")
+        for name, value in {"_TILE": 32, "_TILES": 2, "_PARTS": 4}.items():
+            monkeypatch.setattr(kernels, name, value)
     return "cuda" if request.param == "cuda" else "cpu"
 
 
