@@ -45,22 +45,28 @@ class Ranked:
         return place_V
 
     @cached_property
+    def _starts(self) -> np.ndarray:
+        """Places, in the order of `ids`, at which another preference begins: rising."""
+        falling_V = self.p_V[self.ids]
+        return np.flatnonzero(np.concatenate([[True], falling_V[1:] != falling_V[:-1]]))
+
+    def _of_tokens(self, number_G: np.ndarray) -> np.ndarray:
+        """Give all tokens of a preference its number."""
+        number_V = np.empty(len(self), dtype=number_G.dtype)
+        has_ties = len(number_G) < len(self)
+        number_V[self.ids] = np.repeat(number_G, np.diff(self._starts, append=len(self))) if has_ties else number_G
+        return number_V
+
+    @cached_property
     def groups(self) -> np.ndarray:
         """Number of different preferences above each token id's; int64 ``[V]``."""
-        falling_V = self.p_V[self.ids]
-        group_V = np.empty(len(self.p_V), dtype=np.int64)
-        group_V[self.ids] = np.cumsum(np.concatenate([[False], falling_V[1:] != falling_V[:-1]]))
-        return group_V
+        return self._of_tokens(np.arange(len(self._starts)))
 
     @cached_property
     def mean_ranks(self) -> np.ndarray:
         """Rank of every token id, ties at their mean; float64 ``[V]``."""
-        falling_V = self.p_V[self.ids]
-        start_G = np.flatnonzero(np.concatenate([[True], falling_V[1:] != falling_V[:-1]]))
-        length_G = np.diff(start_G, append=len(falling_V))
-        mean_V = np.empty(len(falling_V))
-        mean_V[self.ids] = np.repeat(start_G + (length_G - 1) / 2, length_G)
-        return mean_V
+        length_G = np.diff(self._starts, append=len(self))
+        return self._of_tokens(self._starts + (length_G - 1) / 2)
 
 
 def ranked(preference: np.ndarray | Ranked) -> Ranked:
