@@ -29,6 +29,11 @@ class Ranked:
         return len(self.p_V)
 
     @cached_property
+    def varies(self) -> bool:
+        """True if two tokens differ; False with NaN."""
+        return bool(np.ptp(self.p_V) > 0)
+
+    @cached_property
     def ids(self) -> np.ndarray:
         """Token ids by falling preference; ties in order of id."""
         rising_V = -self.p_V
@@ -40,9 +45,7 @@ class Ranked:
     @cached_property
     def places(self) -> np.ndarray:
         """Rank of every token id, from 0 for the most preferred; int64 ``[V]``, the inverse of `ids`."""
-        place_V = np.empty(len(self.p_V), dtype=np.int64)
-        place_V[self.ids] = np.arange(len(self.p_V))
-        return place_V
+        return self._of_tokens(np.arange(len(self)))
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -50,11 +53,12 @@ class Ranked:
         falling_V = self.p_V[self.ids]
         return np.flatnonzero(np.concatenate([[True], falling_V[1:] != falling_V[:-1]]))
 
-    def _of_tokens(self, number_G: np.ndarray) -> np.ndarray:
-        """Give all tokens of a preference its number."""
-        number_V = np.empty(len(self), dtype=number_G.dtype)
-        has_ties = len(number_G) < len(self)
-        number_V[self.ids] = np.repeat(number_G, np.diff(self._starts, append=len(self))) if has_ties else number_G
+    def _of_tokens(self, numbers: np.ndarray) -> np.ndarray:
+        """Give every token id its number: there is one for each token in the order of `ids`, or for each preference."""
+        if len(numbers) < len(self):
+            numbers = np.repeat(numbers, np.diff(self._starts, append=len(self)))
+        number_V = np.empty_like(numbers)
+        number_V[self.ids] = numbers
         return number_V
 
     @cached_property
@@ -77,7 +81,7 @@ def ranked(preference: np.ndarray | Ranked) -> Ranked:
 def spearman(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked) -> float:
     """Compute Spearman's ρ, the correlation of mean ranks; NaN if either side is constant."""
     p, q = ranked(p_V), ranked(q_V)
-    if not (np.ptp(p.p_V) > 0 and np.ptp(q.p_V) > 0):
+    if not (p.varies and q.varies):
         return float("nan")
     return float(np.corrcoef(p.mean_ranks, q.mean_ranks)[0, 1])
 
@@ -85,7 +89,7 @@ def spearman(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked) -> float:
 def kendall_tau(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked) -> float:
     """Compute Kendall's τ-b; NaN if either side is constant."""
     p, q = ranked(p_V), ranked(q_V)
-    if not (np.ptp(p.p_V) > 0 and np.ptp(q.p_V) > 0):
+    if not (p.varies and q.varies):
         return float("nan")
     # In the order of one side, as integers: scipy takes half of its time.
     return float(stats.kendalltau(p.groups[q.ids], q.groups[q.ids], variant="b").statistic)

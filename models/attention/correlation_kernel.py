@@ -15,8 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Numbers of a tile, tiles of a program, and parts of a sequence at most: one program adds them all up.
-_TILE, _TILES, _PARTS = 4096, 8, 32
+from .fused.one_walk_kernel import strides
+from .fused.rows_kernel import tile_of
+
+#: Tiles of a program, and parts of a sequence at most: one program adds them all up.
+_TILES, _PARTS = 8, 32
 
 
 @triton.jit
@@ -104,8 +107,7 @@ def average(v_BGTK: Tensor, n_heads: int) -> Tensor:
         n_heads: query heads, a multiple of the heads of values.
     """
     n_sequences, n_groups, length, width = v_BGTK.shape
-    block = triton.next_power_of_2(width)
-    rows = max(1, _TILE // block)
+    rows, block = tile_of(width)
     tiles = max(_TILES, triton.next_power_of_2(triton.cdiv(length, rows * _PARTS)))
     n_parts = triton.cdiv(length, rows * tiles)
     sums_BGPK = v_BGTK.new_empty(n_sequences, n_groups, n_parts, width, dtype=torch.float32)
@@ -114,7 +116,7 @@ def average(v_BGTK: Tensor, n_heads: int) -> Tensor:
     # Triton launches on the current device, which need not be that of the tensors.
     with torch.cuda.device_of(v_BGTK):
         _sum[(n_parts, n_sequences * n_groups)](
-            v_BGTK, sums_BGPK, squares_BGP, *v_BGTK.stride()[:3], n_groups, length, K=width, K_BLOCK=block, M=rows,
+            v_BGTK, sums_BGPK, squares_BGP, *strides(v_BGTK), n_groups, length, K=width, K_BLOCK=block, M=rows,
             TILES=tiles, num_warps=4,
         )  # fmt: skip
         _average[(n_heads,)](

@@ -139,7 +139,7 @@ def _from_beside(  # type: ignore[no-untyped-def]
         tl.store(d_others + at * N + n, share * found, mask=there)
 
 
-def _tile(width: int) -> tuple[int, int]:
+def tile_of(width: int) -> tuple[int, int]:
     """Return the rows and the channels of a tile."""
     block = triton.next_power_of_2(width)
     return max(1, _TILE // block), block
@@ -156,7 +156,7 @@ def combine(y: Tensor, x: Tensor | None, a: Tensor | None, b: Tensor | None, v: 
         v: vectors of each head, float32 ``[H, N, K]``, contiguous; None where ``b`` is.
     """
     n_sequences, n_heads, length, width = y.shape
-    rows, block = _tile(width)
+    rows, block = tile_of(width)
     with torch.cuda.device_of(y):
         _combine[(triton.cdiv(length, rows), n_sequences * n_heads)](
             y if x is None else x, y if a is None else a, y if b is None else b, y if v is None else v, y,
@@ -167,7 +167,7 @@ def combine(y: Tensor, x: Tensor | None, a: Tensor | None, b: Tensor | None, v: 
 
 def n_parts(d: Tensor) -> int:
     """Return the number of blocks of rows of each head."""
-    return triton.cdiv(d.shape[2], _tile(d.shape[3])[0])
+    return triton.cdiv(d.shape[2], tile_of(d.shape[3])[0])
 
 
 def reduce(
@@ -188,7 +188,7 @@ def reduce(
         parts: ``Σ_t b_n·d`` over each of :func:`n_parts` blocks of rows, float32 ``[B, H, blocks, N, K]``, contiguous.
     """
     n_sequences, n_heads, length, width = d.shape
-    rows, block = _tile(width)
+    rows, block = tile_of(width)
     given = [d if tensor is None else tensor for tensor in (x, a, b, v, dx, by_x, by_v, parts)]
     n_vectors = next((tensor.shape[axis] for tensor, axis in ((b, -1), (v, 1)) if tensor is not None), 0)
     with torch.cuda.device_of(d):
@@ -211,7 +211,7 @@ def set_beside(y: Tensor, total: Tensor, o: Tensor, lse: Tensor, others: Tensor,
         v: their values ``[H, N, K]``; None: zero.
     """
     n_sequences, n_heads, length, width = o.shape
-    rows, block = _tile(width)
+    rows, block = tile_of(width)
     with torch.cuda.device_of(o):
         _beside[(triton.cdiv(length, rows), n_sequences * n_heads)](
             o, lse, others, lse if v is None else v, y, total, *strides(o), *strides(y), n_heads, length,
@@ -237,7 +237,7 @@ def take_from_beside(
         v: values.
     """
     n_sequences, n_heads, length, width = d.shape
-    rows, block = _tile(width)
+    rows, block = tile_of(width)
     with torch.cuda.device_of(d):
         _from_beside[(triton.cdiv(length, rows), n_sequences * n_heads)](
             d, out, total, total if d_total is None else d_total, others, total if v is None else v, d_others,

@@ -1,17 +1,16 @@
 """ρ, the correlation of values across positions, and what correlated calibration makes of it."""
 
 from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 from oracles import Seen
-from triton_kernels import interpreted
+from triton_kernels import WAYS, interpret
 
-from birthmark import kernel_devices
 from birthmark.models.attention import correlation
 from birthmark.models.attention.correlation import EstimatedCorrelation, LearnedCorrelation
+from birthmark.models.attention.fused import rows
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
@@ -29,19 +28,12 @@ def values(rho, n=400, length=24, seed=0, mean=3.0):
     return torch.from_numpy(np.sqrt(rho) * shared + np.sqrt(1 - rho) * own + mean * rng.normal(size=(1, 4, 1, 16)))
 
 
-@pytest.fixture(params=[
-    "operators",
-    pytest.param("interpreter", marks=interpreted),
-    pytest.param("cuda", marks=pytest.mark.cuda),
-])  # fmt: skip
+@pytest.fixture(params=WAYS)
 def device(request, monkeypatch):
-    """Where moments are computed: by torch's operators, by kernels under Triton's interpreter or on a GPU."""
     if request.param == "interpreter":
-        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
         # Several parts of a head's positions, the last cut short; of the longest as many as there may be.
-        kernels = import_module(correlation.__name__ + "_kernel")
-        for name, value in {"_TILE": 32, "_TILES": 2, "_PARTS": 4}.items():
-            monkeypatch.setattr(kernels, name, value)
+        interpret(monkeypatch, rows, _TILE=32)
+        interpret(monkeypatch, correlation, _TILES=2, _PARTS=4)
     return "cuda" if request.param == "cuda" else "cpu"
 
 
@@ -55,12 +47,13 @@ def test_the_estimate_is_the_correlation_that_was_put_in(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("n_groups", "width"), [(4, 16), (2, 16), (1, 16)])
-def test_the_first_batch_decides_alone_and_later_ones_count_a_tenth(device, dtype, n_groups, width):
-    """Against the formulas in float64, of heads that share values too, over sequences of two lengths."""
-    part = EstimatedCorrelation(CONFIG).to(device)
+@pytest.mark.parametrize(("n_heads", "n_groups", "width"), [(4, 4, 16), (4, 1, 16), (6, 3, 12)])
+def test_the_first_batch_decides_alone_and_later_ones_count_a_tenth(device, dtype, n_heads, n_groups, width):
+    """Against the formulas in float64, of heads that share values too, over sequences of three lengths."""
+    part = EstimatedCorrelation(replace(CONFIG, n_heads=n_heads, head_dim=width)).to(device)
+    n_shared = n_heads // n_groups
     shapes = (([0.1, 0.3, 0.6, 0.9], 37), ([0.8, 0.2, 0.5, 0.1], 9), ([0.9] * 4, 2))
-    batches = [values(rho, 6, length, seed, 0.5)[:, :n_groups] for seed, (rho, length) in enumerate(shapes)]
+    batches = [values(rho, 6, length, seed, 0.5)[:, :n_groups, :, :width] for seed, (rho, length) in enumerate(shapes)]
     moments = None
     for v in batches:
         v = v.to(dtype)
@@ -72,9 +65,9 @@ def test_the_first_batch_decides_alone_and_later_ones_count_a_tenth(device, dtyp
         mean, square, of_means, n = moments
         centre = (mean**2).sum(-1)
         wanted = (n * (of_means - centre) - (square - centre)) / ((n - 1) * (square - centre))
-        np.testing.assert_allclose(found[:, 0], np.clip(wanted, 0, 0.999).repeat(4 // n_groups), rtol=2e-5)
+        np.testing.assert_allclose(found[:, 0], np.clip(wanted, 0, 0.999).repeat(n_shared), rtol=2e-5)
     assert part.n_batches == 3
-    np.testing.assert_allclose(part.mean_HK.cpu(), mean.repeat(4 // n_groups, 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(part.mean_HK.cpu(), mean.repeat(n_shared, 0), rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_freezes_it_and_before_the_first_batch_it_is_zero():

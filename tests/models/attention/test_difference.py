@@ -4,13 +4,10 @@ on a GPU, alone and in differential attention.
 Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
 """
 
-from importlib import import_module
-
 import pytest
 import torch
-from triton_kernels import DEVICES
+from triton_kernels import DEVICES, interpret
 
-from birthmark import kernel_devices
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.attention.fused import difference as module
@@ -26,11 +23,8 @@ TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 @pytest.fixture(params=DEVICES)
 def device(request, monkeypatch):
     if request.param == "cpu":
-        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
         # Several blocks to a part and several parts to a head, the last cut short.
-        kernel = import_module(module.__name__ + "_kernel")
-        monkeypatch.setattr(kernel, "_TILE", 128)
-        monkeypatch.setattr(kernel, "_PART", 16)
+        interpret(monkeypatch, module, _TILE=128, _PART=16)
     return request.param
 
 

@@ -3,12 +3,11 @@ numbers in float64 and autograd.
 """
 
 import math
-from importlib import import_module
 
 import pytest
 import torch
 from oracles import Traffic
-from triton_kernels import DEVICES
+from triton_kernels import DEVICES, interpret
 
 from birthmark import kernel_devices
 from birthmark.models.attention import rotation as rotation_module
@@ -152,9 +151,8 @@ def test_a_gpu_reads_and_writes_each_channel_once_in_any_pass_that_is_not_compil
 @pytest.mark.parametrize("per_sequence", [False, True])
 def test_a_gpus_kernel_has_the_bits_of_the_formula(device, dtype, n_pairs, width, per_sequence, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
         # Two positions to a program, so that the last one holds one of seven.
-        monkeypatch.setattr(import_module(rotation_module.__name__ + "_kernel"), "_CHANNELS", 64)
+        interpret(monkeypatch, rotation_module, _CHANNELS=64)
     rotation = turning(angles_of(n_pairs, per_sequence)).to(device)
     x, d = (heads(dtype, seed, width).to(device) for seed in (0, 1))
     y = rotate(x.requires_grad_(), rotation)
@@ -177,8 +175,7 @@ def test_a_gpus_kernel_multiplies_turned_heads_and_adds_to_gradients(
 ):
     """Results have the bits of the rotation alone; gradients are those of the formula in float64, each rounded once."""
     if device == "cpu":
-        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
-        monkeypatch.setattr(import_module(rotation_module.__name__ + "_kernel"), "_CHANNELS", 64)
+        interpret(monkeypatch, rotation_module, _CHANNELS=64)
     rotation = turning(angles_of(n_pairs, per_sequence)).to(device)
     x, d = (heads(dtype, seed, width).to(device) for seed in (0, 1))
     v, d_by_v = (

@@ -4,11 +4,9 @@ under Triton's interpreter or on a GPU.
 Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
 """
 
-from importlib import import_module
-
 import pytest
 import torch
-from triton_kernels import interpreted
+from triton_kernels import WAYS, interpret
 
 from birthmark import kernel_devices
 from birthmark.models.attention.fused import rows
@@ -19,16 +17,11 @@ B, H, T = 2, 3, 41
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
-@pytest.fixture(params=[
-    "operators",
-    pytest.param("interpreter", marks=interpreted),
-    pytest.param("cuda", marks=pytest.mark.cuda),
-])  # fmt: skip
+@pytest.fixture(params=WAYS)
 def device(request, monkeypatch):
     if request.param == "interpreter":
-        monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
         # Several blocks to a head, the last cut short.
-        monkeypatch.setattr(import_module(rows.__name__ + "_kernel"), "_TILE", 256)
+        interpret(monkeypatch, rows, _TILE=256)
     return "cuda" if request.param == "cuda" else "cpu"
 
 
