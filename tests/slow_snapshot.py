@@ -23,6 +23,8 @@ NAMED = {
 }  # fmt: skip
 #: Roots of small eigenvalues beside one of massive activations.
 SPECTRAL = {"effective_rank", "singular_values"}
+#: Means of cosines, which may cancel nearly to 0, each with the array that has its rounding and gives the size.
+CANCELLING = {"inter": "inter_mlp", "intra": "intra_mlp"}
 
 
 def mean_cosine(x):
@@ -182,7 +184,7 @@ def slow_quantities(kept, tokens, epsilon):
     arrays["sink_rate_grid"] = arrays["sink_rate_grid"].swapaxes(0, 1)
     p, n_tokens = kept.logits.softmax(-1).mean(0).numpy(), kept.logits.shape[-1]
     best = kept.logits == kept.logits.amax(-1, keepdim=True)
-    w = (best / best.sum(-1, keepdim=True)).mean(0).double().numpy()
+    w = (best.double() / best.sum(-1, keepdim=True)).mean(0).numpy()
     arrays |= {"mean_prob": p, "argmax_share": w}
     length, step = tokens.shape[1], -(-tokens.shape[1] // 64)
     strongest = arrays["dominance"][:, 0].argmax()
@@ -204,9 +206,9 @@ def slow_quantities(kept, tokens, epsilon):
     return arrays, scalars
 
 
-def difference(name, found, expected):
-    """The largest one over the largest value of the block; of what is chosen the mean one over the mean value; of names
-    the share that differs."""
+def difference(name, found, expected, size=1e-9):
+    """The largest one over the largest value of the block, ``size`` at least; of what is chosen the mean one over the
+    mean value; of names the share that differs."""
     found, expected = np.asarray(found, dtype=np.float64), np.asarray(expected, dtype=np.float64)
     if name in NAMED:
         return (found != expected).mean()
@@ -216,7 +218,7 @@ def difference(name, found, expected):
     if name in CHOSEN:
         return off.mean() / max(np.abs(expected).mean(), 1e-9)
     blocks = np.abs(expected).reshape(len(expected) if expected.ndim > 1 else 1, -1).max(1)
-    return (off.reshape(len(blocks), -1).max(1) / np.maximum(blocks, 1e-9)).max()
+    return (off.reshape(len(blocks), -1).max(1) / np.maximum(blocks, size)).max()
 
 
 def kind(name):
@@ -229,5 +231,9 @@ def differences(found, expected):
     """Return the difference of every array and scalar of a measurement from those expected."""
     arrays, scalars = expected
     of_arrays = {name: difference(name, found.arrays[name], value) for name, value in arrays.items()}
-    of_scalars = {f"{name}, scalar": difference(name, [found.scalars[name]], [v]) for name, v in scalars.items()}
+    sizes = {name: np.abs(arrays[array]).max() for name, array in CANCELLING.items()}
+    of_scalars = {
+        f"{name}, scalar": difference(name, [found.scalars[name]], [value], sizes.get(name, 1e-9))
+        for name, value in scalars.items()
+    }
     return of_arrays | of_scalars
