@@ -213,7 +213,7 @@ def _matrix(found: Audit) -> MatrixPanel:
     tips = [[f"{a.name}\n{b.name}" for b in ordered] for a in ordered]
     return MatrixPanel(
         "weights", "Cosine of the weights of every two", rows, numbers, values,
-        pale=LEAST_COSINE, full=1.0, legend=_COLOURS, csv="pairs.csv", tips=tips,
+        pale=LEAST_COSINE, full=1.0, format=".3f", legend=_COLOURS, csv="pairs.csv", tips=tips,
     )  # fmt: skip
 
 

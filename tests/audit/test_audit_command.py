@@ -38,6 +38,8 @@ def test_the_page_has_the_evidence_and_every_pair(suite, capsys, tmp_path):
     with (tmp_path / "a-data" / "pairs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 * 5 // 2
+    # Neighbours differ in the third digit.
+    assert all(page.count(f">{float(row['cosine']):.3f}</td>") >= 2 for row in rows)
     a, b = (load_file(Path(rows[-1][name]) / "model.safetensors") for name in "ab")
     # Most tensors are small enough to be read whole.
     matrices = [name for name, tensor in a.items() if tensor.ndim > 1]
