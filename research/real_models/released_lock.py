@@ -93,9 +93,9 @@ def read_lock(decoder: nn.Module, tokens_NT: Tensor, channel: int) -> dict[str, 
         dominance.append(of_channel / of_others)
     lock = []
     for block, k_HK in zip(blocks, key_HK, strict=True):
-        map_HKD = block.self_attn.q_proj.weight.float().unflatten(0, (n_heads, -1))
+        map_HKD = block.self_attn.q_proj.weight.double().unflatten(0, (n_heads, -1))
         direction_HK = torch.linalg.svd(map_HKD, full_matrices=False).U[..., 0]
-        lock.append(torch.nn.functional.cosine_similarity(direction_HK, k_HK, dim=-1).abs().tolist())
+        lock.append(torch.nn.functional.cosine_similarity(direction_HK, k_HK.double(), dim=-1).abs().tolist())
     positive = [torch.cat(by_sequence).double().mean(0).tolist() for by_sequence in products]
     return {"channel": channel, "dominance": dominance, "lock": lock, "positive": positive}
 

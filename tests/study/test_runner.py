@@ -215,6 +215,8 @@ def test_the_ends_of_runs_are_compared_as_the_command_compares_them(ready, no_fi
     assert found["probe"]["checkpoints"] == dict.fromkeys(labels, 6)
     assert found["compared"][0]["models"] == labels
     probe = [f"--{name}={found['probe'][name]}" for name in ("n_sequences", "seq_len", "probe_seed")]
+    # Products round by the number of sequences at once: those of the study's snapshots.
+    probe.append("--batch_size=4")
     capsys.readouterr()
     assert main(["compare", *(str(out / label) for label in labels), *probe, "--json"]) == 0
     (said,) = json.loads(capsys.readouterr().out)["compared"]
