@@ -306,7 +306,7 @@ def wandb_run(
         "group": config.group or identity.group,
         "job_type": identity.job_type,
         "tags": config.tags,
-        "dir": run.path,
+        "dir": str(run.path),
         "resume": "allow",
     }
     of_environment: dict[str, Any] = {name: os.environ.get(variable) for name, variable in _VARIABLES.items()}

@@ -317,7 +317,7 @@ def _register() -> None:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
     except ImportError:
-        raise UsageError("measuring this model needs transformers 4.53 or later: pip install -U transformers") from None
+        raise UsageError("measuring this model needs transformers 4.56 or later: pip install -U transformers") from None
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
 

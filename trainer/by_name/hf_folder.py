@@ -140,11 +140,15 @@ class HFFolder:
             raise UsageError(f"{self.name}: transformers cannot load it ({reason})") from None
 
 
+#: The first version that takes ``dtype`` where it loads a model.
+_LEAST = (4, 56)
+
+
 def transformers_for(name: str) -> Any:
     """Import ``transformers`` and silence it.
 
     Raises:
-        UsageError: the library is not installed.
+        UsageError: the library is not installed, or too old.
     """
     try:
         if not torch.cuda.is_available():
@@ -153,6 +157,12 @@ def transformers_for(name: str) -> Any:
         import transformers
     except ImportError:
         raise UsageError(f"measuring {name} needs transformers: pip install transformers") from None
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < _LEAST:
+        least = ".".join(map(str, _LEAST))
+        raise UsageError(
+            f"measuring {name} needs transformers {least} or later, and this is {transformers.__version__}: "
+            "pip install -U transformers"
+        )
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers

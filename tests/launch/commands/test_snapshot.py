@@ -257,7 +257,7 @@ def test_a_family_that_our_decoder_cannot_be_is_measured_too(capsys, tmp_path):
     assert "nan" not in page.split()
 
 
-def test_what_cannot_be_measured_is_refused_in_one_line(run, capsys, tmp_path, refused):
+def test_what_cannot_be_measured_is_refused_in_one_line(run, capsys, tmp_path, refused, monkeypatch):
     assert "neither a run" in refused("snapshot", "./nowhere")
     assert "neither a run" in refused("snapshot", str(tmp_path))
     assert "not from the hub either" in refused("snapshot", "someone/nothing")
@@ -276,6 +276,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(run, capsys, tmp_path, r
         "snapshot", str(tmp_path / "gpt2"), "--seq_len=13"
     )
     assert printed(capsys, str(tmp_path / "gpt2"))["n_heads"] == 1
+    monkeypatch.setattr("birthmark.trainer.by_name.hf_folder._LEAST", (99, 56))
+    older = f"needs transformers 99.56 or later, and this is {transformers.__version__}: pip install -U transformers"
+    assert older in refused("snapshot", str(tmp_path / "t5"))
 
 
 def test_a_folder_that_lacks_a_tensor_is_not_measured(capsys, tmp_path):
