@@ -379,8 +379,8 @@ def test_what_is_missing_is_put_beside_this_python_and_nothing_else(gpu, tmp_pat
 def test_a_package_that_is_too_old_counts_as_missing(gpu, monkeypatch):
     environment = gpu("gpu_run.environment")
     wheels = [Path("scipy-1.17.1-cp312-cp312-any.whl"), Path("PyYAML-6.0-py3-none-any.whl")]
-    assert environment.lower_bounds()["scipy"] == (1, 11)
-    for version, needed in (("1.10.9", wheels[:1]), ("1.11", []), ("1.17.1", [])):
+    assert environment.lower_bounds()["scipy"] == (1, 12)
+    for version, needed in (("1.11.9", wheels[:1]), ("1.12", []), ("1.17.1", [])):
         monkeypatch.setattr(
             environment.importlib.metadata, "version", {"scipy": version, "pyyaml": "6.0.2"}.__getitem__
         )
