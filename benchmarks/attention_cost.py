@@ -114,11 +114,11 @@ def trainer_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
     return next_token_loss(model, batch).objective
 
 
-def layer_step(
+def layer_pass(
     model: Decoder, shape: Shape, bf16: bool, compiled: bool, device: str = "cpu", backward: bool = True
-) -> Callable[[], float]:
-    """Return a step that runs one attention forward, and backward if asked for: projections and everything between
-    them.
+) -> Callable[[], None]:
+    """Return a function that runs one attention forward, and backward if asked for: projections and everything between
+    them. It waits for nothing.
     """
     x = torch.randn(shape.micro_batch, shape.seq_len, shape.d_model, device=device, requires_grad=True)
     upstream = torch.randn(x.shape, device=device)
@@ -128,15 +128,25 @@ def layer_step(
 
     function = torch.compile(attend) if compiled else attend
 
-    def step() -> float:
-        finish(device)
-        start = time.perf_counter()
+    def run() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=bf16):
             out = function(model, x)
         if backward:
             out.backward(upstream.to(out.dtype))
             model.zero_grad(set_to_none=True)
             x.grad = None
+
+    return run
+
+
+def layer_step(model: Decoder, shape: Shape, bf16: bool, compiled: bool, *more: Any) -> Callable[[], float]:
+    """Return :func:`layer_pass` as a step that returns its seconds."""
+    run, device = layer_pass(model, shape, bf16, compiled, *more), more[0] if more else "cpu"
+
+    def step() -> float:
+        finish(device)
+        start = time.perf_counter()
+        run()
         finish(device)
         return time.perf_counter() - start
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..errors import UsageError
 from ..schema import outside
-from .attention.config import WIDEST_JOINT, AttentionConfig, CalibrationConfig, LatentConfig, Setting
+from .attention.config import AttentionConfig, CalibrationConfig, LatentConfig, Setting
 from .experts.config import ExpertsConfig
 
 # ---------------------------------------------------------------- fields of nested configs by their dotted names
@@ -72,6 +72,10 @@ class DropoutConfig:
 
 
 # ---------------------------------------------------------------- the model
+
+#: Channels of a head that the kernel of ``calibration.squares: joint`` takes at most: tiles of wider ones do not fit
+#: beside each other.
+_WIDEST_JOINT = 128
 
 __all__ = [
     "AttentionConfig",
@@ -427,21 +431,31 @@ class ModelConfig:
                 f"model.n_heads {self.n_heads} is not divisible by model.n_kv_heads {self.kv_heads}: "
                 f"give a divisor of {self.n_heads}"
             )
+        if self.attention.calibration.squares == "joint" and self._no_joint_squares:
+            found.append(f"model.attention.calibration.squares joint {self._no_joint_squares}")
+        return found
+
+    @property
+    def _no_joint_squares(self) -> str:
+        """Reason why the kernel that sums squares with the output does not take this attention, and the remedy."""
+        attention = self.attention
+        if attention.aggregation == "calibrated" and (not attention.is_softmax or attention.prefix is not None):
+            part = "prefix" if attention.is_softmax else f"normaliser {attention.normaliser}"
+            return f"with model.attention.{part}: its kernel runs causal softmaxes, give separate"
+        if self.positions == "t5" or self.dropout.attention:
+            part = "positions t5" if self.positions == "t5" else f"dropout.attention {self.dropout.attention}"
+            return f"with model.{part}, whose weights are explicit: give separate"
         # A bias by distance is eight more channels (attention/scores.py).
         width = max(self.d_key, self.d_value) + 8 * (self.positions == "alibi")
-        joint = self.attention.calibration.squares == "joint"
-        if joint and (self.positions == "t5" or self.dropout.attention):
-            part = "positions t5" if self.positions == "t5" else f"dropout.attention {self.dropout.attention}"
-            found.append(
-                f"model.attention.calibration.squares joint with model.{part}, whose weights are explicit: give "
-                "separate"
-            )
-        if joint and width > WIDEST_JOINT:
-            found.append(
-                f"model.attention.calibration.squares joint takes heads of {WIDEST_JOINT} channels at most, and these "
-                f"have {width}: give separate"
-            )
-        return found
+        if width > _WIDEST_JOINT:
+            return f"takes heads of {_WIDEST_JOINT} channels at most, and these have {width}: give separate"
+        return ""
+
+    @property
+    def squares(self) -> Literal["auto", "joint", "separate"]:
+        """``calibration.squares``, ``auto`` only where the joint kernel takes this attention."""
+        asked = self.attention.calibration.squares
+        return "separate" if asked == "auto" and self._no_joint_squares else asked
 
     def _latent_problems(self) -> list[str]:
         """List widths of latent attention that do not fit together."""

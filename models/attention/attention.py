@@ -203,7 +203,7 @@ class Attention(nn.Module):
         self.layer = block + 1
         self.n_heads = config.n_heads
         self.scale, self.window, self.prefix = config.d_key**-0.5, attention.window_of(block), attention.prefix
-        self.joint_squares = attention.calibration.squares == "joint"
+        self.squares = config.squares
         self.has_positions = attention.has_positions(block)
         self.add_maps(config)
         n_out = config.n_heads * config.d_value
@@ -282,7 +282,7 @@ class Attention(nn.Module):
         # A chunk that does not begin a sequence begins behind the prefix.
         prefix = None if place.is_chunk else self.prefix
         q, extra, added_HK = biased
-        scores = Scores(q, k, self.scale, place, self.window, prefix, self.joint_squares)
+        scores = Scores(q, k, self.scale, place, self.window, prefix, self.squares)
         if self.adapter_keys is not None:
             scores, of_adapter = self.adapter_keys(scores)
             extra = [*extra, *of_adapter]

@@ -87,11 +87,6 @@ OPEN_PARTS: dict[str, tuple[str, ...]] = {
 }
 
 
-#: Channels of a head that the kernel of ``calibration.squares: joint`` takes at most: tiles of wider ones do not fit
-#: beside each other.
-WIDEST_JOINT = 128
-
-
 class Setting(NamedTuple):
     """A field that only some configs read."""
 
@@ -136,10 +131,10 @@ class CalibrationConfig:
     rho: float = 0.5
     """Start value of a learned ρ, between 0 and 1."""
 
-    squares: Literal["separate", "joint"] = "separate"
-    """Origin of exact Σ a² on a GPU: ``separate``, another attention's log-sum-exp; ``joint``, the same walk over the
-    keys as the output, by a kernel in Triton that has not been timed yet (docs/gpu.md). On a CPU in bf16 it is always
-    the same walk."""
+    squares: Literal["auto", "joint", "separate"] = "auto"
+    """Origin of exact Σ a² on a GPU: ``joint``, the same walk over the keys as the output, by a kernel in Triton;
+    ``separate``, another attention's log-sum-exp; ``auto``, joint in 16 bits where its kernel takes the attention
+    (docs/gpu.md). On a CPU in bf16 it is always the same walk."""
 
     def problems(self) -> list[str]:
         """List values out of range, one line each, with the remedy."""
@@ -166,9 +161,7 @@ class CalibrationConfig:
                 self.correlation == "learned",
                 f"model.{prefix}.correlation learned",
             ),
-            Setting(
-                f"{prefix}.squares", self.squares != "separate", self.n_eff == "exact", f"model.{prefix}.n_eff exact"
-            ),
+            Setting(f"{prefix}.squares", self.squares != "auto", self.n_eff == "exact", f"model.{prefix}.n_eff exact"),
         ]
 
 
@@ -382,12 +375,6 @@ class AttentionConfig:
                     "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
                     f"model.attention.normaliser {self.normaliser} do not: set normalise_rows (not with identity), or "
                     "take aggregation headnorm"
-                )
-            if self.calibration.squares == "joint" and (not self.is_softmax or self.prefix is not None):
-                part = "prefix" if self.is_softmax else f"normaliser {self.normaliser}"
-                found.append(
-                    f"model.attention.calibration.squares joint with model.attention.{part}: its kernel runs causal "
-                    "softmaxes, give separate"
                 )
             if self.calibration.correlation == "learned" and not self.calibration.gradient:
                 found.append(

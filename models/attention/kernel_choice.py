@@ -57,8 +57,8 @@ def kernels_of(config: ModelConfig) -> list[str]:
         "prefix": attention.prefix is not None,
         "distances": config.positions == "alibi",
         "documents": attention.documents,
-        "n_eff": exact and attention.calibration.squares == "separate",
-        "joint": exact and attention.calibration.squares == "joint",
+        "n_eff": exact and config.squares == "separate",
+        "joint": exact and config.squares != "separate",
     }
     extra_keys = attention.normaliser not in ("softmax", "differential") or attention.kv_bias in ("key", "key_value")
     needs_sums = any(is_added for name, is_added in added.items() if name != "difference")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ class Scores:
     """A query sees itself and the ``window − 1`` keys before it."""
     prefix: int | None = None
     """The first ``prefix`` positions see one another."""
-    joint_squares: bool = False
-    """Σ a² comes from the kernel of the output, where it runs (``calibration.squares``)."""
+    squares: Literal["auto", "joint", "separate"] = "separate"
+    """Origin of Σ a² on a GPU: see ``calibration.squares``."""
 
     @property
     def k_BHSK(self) -> Tensor:  # noqa: N802 - a shape suffix
@@ -62,7 +62,9 @@ class Scores:
     @property
     def walks_once(self) -> bool:
         """True if output and Σ a² come from one kernel where these queries lie."""
-        return self.joint_squares and runs_triton(self.q_BHTK)
+        # In float32, whose products do not run on the matrix units, two attentions of cuDNN's take a third of the time.
+        pays = self.squares == "joint" or (self.squares == "auto" and self.q_BHTK.element_size() == 2)
+        return pays and runs_triton(self.q_BHTK)
 
     @property
     def of_one_query(self) -> bool:

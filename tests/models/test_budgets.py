@@ -114,8 +114,8 @@ def test_a_pass_of_134m_keeps_to_its_budget(way, as_on_a_gpu):
 # ---------------------------------------------------------------- arms
 
 
-def joint(**more):
-    return AttentionConfig("calibrated", calibration=CalibrationConfig(squares="joint", **more))
+def exact(**more):
+    return AttentionConfig("calibrated", calibration=CalibrationConfig(**more))
 
 
 #: Changes to plain attention; most bytes of it in plain's, forward and backward, and most operators.
@@ -124,10 +124,10 @@ ARMS = {
     "headnorm": ({"attention": AttentionConfig("headnorm")}, 1.1, 23),
     "headnorm as released": ({"attention": AttentionConfig("headnorm_released")}, 1.26, 28),
     "analytic": ({"attention": calibrated("analytic")}, 1.08, 33),
-    "exact, one walk": ({"attention": joint()}, 1.01, 20),
-    "exact and ρ, one walk": ({"attention": joint(correlation="estimated")}, 1.03, 23),
-    "exact": ({"attention": calibrated()}, 1.81, 78),
-    "exact and ρ": ({"attention": calibrated(correlation="estimated")}, 1.83, 84),
+    "exact": ({"attention": exact()}, 1.01, 20),
+    "exact and ρ": ({"attention": exact(correlation="estimated")}, 1.03, 23),
+    "exact, two attentions": ({"attention": exact(squares="separate")}, 1.81, 78),
+    "exact and ρ, two attentions": ({"attention": exact(correlation="estimated", squares="separate")}, 1.83, 84),
     "off by one": ({"attention": AttentionConfig(normaliser="softmax_off_by_one")}, 1.04, 22),
     "learned sink": ({"attention": AttentionConfig(normaliser="softmax_sink")}, 1.09, 25),
     "key and value bias": ({"attention": AttentionConfig(kv_bias="key_value")}, 1.11, 31),
@@ -178,7 +178,7 @@ KINDS = {
     **attention_arms.EXPLICIT_ROWS,
     **attention_arms.GATES,
     **attention_arms.SEVERAL_KEYS,
-    "exact, one walk": joint(),
+    "exact": exact(),
     "differential": AttentionConfig("differential_norm", normaliser="differential"),
 }
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from attention_cost import ARMS, layer_step
-from device import in_turn
+from attention_cost import ARMS, layer_pass
+from device import in_turn, replayed
 from libraries import Shape, model_fields
 from record import FAILED
 
@@ -31,25 +31,33 @@ DEARER, WITH_KEYS, FROM = 1.10, 1.05, 2048
 LENGTHS, HEADS, WIDTH = (4096, 2048, 8192, 1024), (128, 64), 2048
 #: Tokens of a batch.
 TOKENS = 16384
-#: Arms with their sums of squares from the kernel of one walk, beside the same arms by default. What it takes here says
-#: which of them is to be the default.
-ONE_WALK = {
-    f"{name}, one walk": {
+#: Arms with their sums of squares from another attention's log-sum-exp, beside the same arms by default.
+SEPARATE = {
+    f"{name}, two attentions": {
         **ARMS[name][0],
         "attention": replace(
             ARMS[name][0]["attention"],
-            calibration=replace(ARMS[name][0]["attention"].calibration, squares="joint"),
+            calibration=replace(ARMS[name][0]["attention"].calibration, squares="separate"),
         ),
     }
     for name in ("calibrated-exact", "calibrated-estimated")
 }
 #: Arms that are compiled too.
-COMPILED = ("plain", "headnorm", "calibrated-exact", "calibrated-exact, one walk", "key-value-bias")
+COMPILED = ("plain", "headnorm", "calibrated-exact", "calibrated-exact, two attentions", "key-value-bias")
 #: Queries, keys, warps and stages of other tiles of that kernel, by the name of its part.
 OTHER_TILES = {
-    "forward": [(128, 128, 8, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (64, 128, 4, 2)],
-    "keys": [(64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 8, 3), (64, 64, 4, 2), (32, 128, 4, 2), (128, 64, 8, 2)],
-    "queries": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 2), (128, 128, 8, 1), (64, 128, 4, 2)],
+    "forward": [
+        *[(128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3)],
+        *[(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 2)],
+    ],
+    "keys": [
+        *[(64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 8, 2), (32, 128, 8, 3), (128, 128, 8, 2)],
+        *[(64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3)],
+    ],
+    "queries": [
+        *[(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3)],
+        *[(64, 128, 8, 2), (64, 128, 4, 2), (128, 128, 8, 2)],
+    ],
 }
 
 
@@ -58,10 +66,12 @@ def _arms(
 ) -> Iterator[dict[str, Any]]:
     device, batch = torch.device(setting.device), max(tokens // seq_len, 1)
     shape = Shape(width, 1, width // d_head, 0, 64, 64, seq_len, batch)
-    steps: dict[str, dict[str, Callable[[], float]]] = {}
+    steps: dict[str, dict[str, Callable[[], object]]] = {}
+    launched: dict[str, dict[str, Callable[[], object]]] = {}
     limits: dict[str, float | None] = {}
     why_not = why_not_triton(device.type)
-    for name, fields in {**{name: fields for name, (fields, _) in ARMS.items()}, **ONE_WALK}.items():
+    pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    for name, fields in {**{name: fields for name, (fields, _) in ARMS.items()}, **SEPARATE}.items():
         if compiled and name not in COMPILED:
             continue
         config = ModelConfig(**{**model_fields(shape), **fields})
@@ -69,22 +79,20 @@ def _arms(
         limits[name] = (DEARER if config.attention.kv_bias == "none" else WITH_KEYS) if limited else None
         try:
             model = born(config, 0, device).train()
-            passes = {
-                way: layer_step(model, shape, True, compiled, device.type, way != "forward")
-                for way in ("forward", "forward and backward")
-            }
-            for step in passes.values():
-                step()
+            for way in ("forward", "forward and backward"):
+                run = layer_pass(model, shape, True, compiled, device.type, way != "forward")
+                run()
+                launched.setdefault(way, {})[name] = run
+                steps.setdefault(way, {})[name] = replayed(run, device, pool)
         except Exception as error:
             yield {"table": "Arms that failed", "arm": name, "status": FAILED, "note": one_line(error)}
             if breaks_device(error) or name == next(iter(ARMS)):
                 raise
             continue
-        for way, step in passes.items():
-            steps.setdefault(way, {})[name] = step
     sizes = f"{batch} × {seq_len} tokens, width {width}, heads of {d_head}"
     how = ", compiled" if compiled else ""
     for way, arms in steps.items():
+        by_host = in_turn(launched[way], device, 3, 1)
         for name, found in in_turn(arms, device, setting.rounds, 1).items():
             limit = limits[name]
             yield {
@@ -93,8 +101,9 @@ def _arms(
                 "ms": 1000 * found.seconds,
                 "× plain": found.ratio,
                 "quartiles": f"{found.low:.3f}–{found.high:.3f}",
+                "launched one by one, ms": 1000 * by_host[name].seconds,
                 **({} if limit is None else setting.limit(found.ratio, limit, at_most=True)),
-                **({"note": f"by another attention: {why_not}"} if name in ONE_WALK and why_not else {}),
+                **({"note": f"by two attentions: {why_not}"} if why_not and "calibrated-e" in name else {}),
             }
 
 
@@ -114,9 +123,10 @@ def _tiles(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting)
         torch.randn(shape, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(4)
     )
     d_sums, usual = torch.randn(q.shape[:3], device=device), one_walk_kernel.TILES
+    pool = torch.cuda.graph_pool_handle()
 
-    def step(tiles: dict[str, Any] | None) -> Callable[[], float]:
-        def run() -> float:
+    def step(tiles: dict[str, Any] | None) -> Callable[[], object]:
+        def run() -> None:
             one_walk_kernel.TILES = tiles or usual
             try:
                 attend = attention_with_squares if tiles is None else walk
@@ -124,16 +134,14 @@ def _tiles(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting)
                 torch.autograd.grad([out, lse, squares], [q, k, v], [d_out, d_sums, d_sums])
             finally:
                 one_walk_kernel.TILES = usual
-            return 0.0
 
-        return run
+        return replayed(run, device, pool)
 
     for part, others in OTHER_TILES.items():
-        steps: dict[str, Callable[[], float]] = {"another attention": step(None), "as they are": step(usual)}
+        steps = {"another attention": step(None), "as they are": step(usual)}
         for sizes in others:
-            tiles = step({**usual, part: (one_walk_kernel.Tile(*sizes),) * 3})
             try:
-                tiles()
+                tiles = step({**usual, part: (one_walk_kernel.Tile(*sizes),) * 3})
             except Exception as error:  # tiles may ask for more shared memory than the card has
                 yield {"table": table, "part": part, "tiles": str(sizes), "status": FAILED, "note": one_line(error)}
                 if breaks_device(error):

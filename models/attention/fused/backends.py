@@ -136,27 +136,24 @@ _CUDNN_WIDTH, _CUDNN_WIDE = 128, (91900, 256)
 
 
 @torch.compiler.assume_constant_result
-def _made_for_cudnn(index: int) -> bool:
-    return torch.cuda.get_device_capability(index)[0] in (9, 10)
+def _cudnn_takes(index: int, width: int) -> bool:
+    """Decide like ``scaled_dot_product_attention``: False for deterministic runs, and with cuDNN turned off.
 
-
-@torch.compiler.assume_constant_result
-def _widest_of_cudnn() -> int:
+    A compiler takes the answer, not the questions, some of which would break its graph around every attention. A change
+    of the first setting compiles anew.
+    """
+    if not torch.cuda.is_available() or torch.are_deterministic_algorithms_enabled():
+        return False
     version, widest = _CUDNN_WIDE
-    return widest if (torch.backends.cudnn.version() or 0) >= version else _CUDNN_WIDTH
+    if width > (widest if (torch.backends.cudnn.version() or 0) >= version else _CUDNN_WIDTH):
+        return False
+    return torch.backends.cuda.cudnn_sdp_enabled() and torch.cuda.get_device_capability(index)[0] in (9, 10)
 
 
 def _cudnn_is_the_choice(q_BHTK: Tensor) -> bool:
-    """Decide like ``scaled_dot_product_attention``: False for a single position, for deterministic runs, and with cuDNN
-    turned off.
-    """
-    if not q_BHTK.is_cuda or not torch.cuda.is_available() or q_BHTK.shape[2] == 1:
+    if not q_BHTK.is_cuda or q_BHTK.shape[2] == 1:
         return False
-    if torch.are_deterministic_algorithms_enabled():
-        return False
-    if q_BHTK.shape[-1] > _CUDNN_WIDTH and q_BHTK.shape[-1] > _widest_of_cudnn():
-        return False
-    return torch.backends.cuda.cudnn_sdp_enabled() and _made_for_cudnn(q_BHTK.get_device())
+    return _cudnn_takes(q_BHTK.device.index, q_BHTK.shape[-1])
 
 
 def _cudnn_forward(

@@ -23,7 +23,9 @@ from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelCon
 from birthmark.plan.rehearsal import as_on
 
 ESTIMATED = CalibrationConfig(correlation="estimated")
-JOINT = CalibrationConfig(squares="joint")
+JOINT, SEPARATE = CalibrationConfig(squares="joint"), CalibrationConfig(squares="separate")
+#: Arms of the kernel that sums squares: in every type, and in 16 bits.
+JOINT_ARMS, JOINT_IN_16_BITS = ("joint", "joint, window, sink"), ("exact", "correlated")
 ARMS = {
     "plain": AttentionConfig(),
     "learned sink": AttentionConfig(normaliser="softmax_sink"),
@@ -33,6 +35,7 @@ ARMS = {
     "window": AttentionConfig(window=160),
     "prefix": AttentionConfig(prefix=40),
     "exact": AttentionConfig("calibrated"),
+    "exact, two attentions": AttentionConfig("calibrated", calibration=SEPARATE),
     "joint": AttentionConfig("calibrated", calibration=JOINT),
     "joint, window, sink": AttentionConfig("calibrated", calibration=JOINT, window=160, normaliser="softmax_sink"),
     "correlated": AttentionConfig("calibrated", calibration=ESTIMATED),
@@ -88,7 +91,7 @@ def test_every_arm_runs_fused_on_cuda_forward_and_backward(name, width, dtype):
     expected = {stem + ("_forward" if one_window else ""), stem + "_backward"}
     efficient = "_scaled_dot_product_efficient_attention"
     expected = expected if flash else {efficient, efficient + "_backward"}
-    if name.startswith("joint"):
+    if name in JOINT_ARMS or (flash and name in JOINT_IN_16_BITS):
         expected = {"birthmark::causal_walk", "birthmark::causal_walk_backward"}
     assert {n for n in names if "attention" in n or "::causal" in n} == expected
 

@@ -6,6 +6,7 @@ from birthmark.models.attention.kernel_choice import KERNELS, explicit_because, 
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
 ANALYTIC, JOINT = CalibrationConfig(n_eff="analytic"), CalibrationConfig(squares="joint")
+SEPARATE = CalibrationConfig(squares="separate")
 NAMES = [
     (ModelConfig(), "fused"),
     (ModelConfig(positions="t5"), "explicit"),
@@ -16,7 +17,9 @@ NAMES = [
     (ModelConfig(attention=AttentionConfig(normaliser="softmax_sink")), "fused + log-sum-exp"),
     (ModelConfig(attention=AttentionConfig(kv_bias="key")), "fused + log-sum-exp"),
     (ModelConfig(attention=AttentionConfig(kv_bias="value")), "fused"),
-    (ModelConfig(attention=AttentionConfig("calibrated")), "fused + n_eff + log-sum-exp"),
+    (ModelConfig(attention=AttentionConfig("calibrated")), "fused + joint + log-sum-exp"),
+    (ModelConfig(attention=AttentionConfig("calibrated", calibration=SEPARATE)), "fused + n_eff + log-sum-exp"),
+    (ModelConfig(attention=AttentionConfig("calibrated"), head_dim=256), "fused + n_eff + log-sum-exp"),
     (ModelConfig(attention=AttentionConfig("calibrated", calibration=ANALYTIC)), "fused"),
     (ModelConfig(attention=AttentionConfig("calibrated", calibration=JOINT)), "fused + joint + log-sum-exp"),
 ]
