@@ -61,8 +61,11 @@ def fuses_rows(x: Tensor) -> bool:
     """Return True if kernels in Triton take rows of this type in place of separate operators; a compiler makes such
     kernels itself.
     """
+    # First: a compiler that is asked for the strides of a gradient copies it.
+    if torch.compiler.is_compiling():
+        return False
     fits = x.dtype in (torch.bfloat16, torch.float16, torch.float32) and x.stride(-1) == 1
-    return fits and runs_triton(x) and not torch.compiler.is_compiling()
+    return fits and runs_triton(x)
 
 
 class KernelOperator:

@@ -362,12 +362,6 @@ class ObservedStates(_Builtin):
             self.rank.passed(layer)
 
     @override
-    def to_host(self) -> None:
-        # Second moments are large, and what is left to compute of them is not small.
-        self.dominance.cpu()
-        self.massive.cpu()
-
-    @override
     def result(self) -> tuple[Scalars, Arrays]:
         dominance, massive, rank = self.dominance.compute(), self.massive.compute(), self.rank.compute()
         arrays = {

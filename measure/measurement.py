@@ -29,7 +29,6 @@ from .passes import (
     not_finite,
     pass_of,
 )
-from .ranks import world_size
 from .summary import Measurement, summarise
 from .user_metrics import Guarded, MetricLike, find_metrics, left_alone
 
@@ -203,8 +202,4 @@ def measure(
         if not run.by_block:
             for layer in range(config.n_layers + 1):
                 observer.passed(layer)
-        if setting.device.type == "cuda" and world_size() == 1:
-            for metric in shown:
-                if metric not in user_metrics:
-                    metric.to_host()
         return summarise(observed, setting)

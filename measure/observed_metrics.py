@@ -235,14 +235,6 @@ class Observed:
         Collective: called on every rank.
         """
 
-    def to_host(self) -> None:
-        """Move what a single process has summed to the host's memory: what is left to compute is a thousand operators
-        on small tensors, each of which a GPU would be given alone, and waited for.
-        """
-        for value in vars(self).values():
-            if isinstance(value, Metric):
-                value.cpu()
-
     def result(self) -> tuple[Scalars, Arrays]:
         """Return scalars and arrays by their declared names. Collective: call on every rank; each gets the values of
         all.

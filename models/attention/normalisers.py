@@ -106,7 +106,7 @@ class FusedSoftmax(WeightedSum):
         self._total_BHT: Tensor | None = None
         self._squares_BHT: Tensor | None = None
         if self.plain and not extra and not needs_weights and not needs_squares:
-            self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale)
+            self._o_BHTK = causal_attention(scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale)
             return
         self.reader = new_reader(scores, rows_sum_to_one=not extra) if needs_weights else None
         if self.plain and extra and self.reader is None and not needs_squares:
@@ -142,7 +142,7 @@ class FusedSoftmax(WeightedSum):
                 if (values := key.values()) is not None:
                     share_BHT = (key.score - self._total_BHT).exp().to(o.dtype)
                     o = o + share_BHT[..., None] * values.to(o.dtype)
-        self.o_BHTK = o
+        self._o_BHTK = o
 
     @override
     def summed(self, calibration: Calibration | None = None) -> Tensor:
@@ -219,7 +219,7 @@ class Explicit(WeightedSum):
                 self.reader.read(EVERYTHING, start, weights)
             return o
 
-        self.o_BHTK = self._by_block(weighted_sum)
+        self._o_BHTK = self._by_block(weighted_sum)
 
     def _by_block(self, of: Callable[[int, int], Tensor]) -> Tensor:
         """Apply ``of`` (first query, one past the last) to every block and join the results along the queries."""
@@ -276,7 +276,7 @@ class OneQuery(Explicit):
     def __init__(self, scores: Scores, v_BGSK: Tensor) -> None:
         self.scores, self.extra, self.weigh, self.reader = scores, [], softmax_rows, None
         grouped = v_BGSK.shape[1] != scores.q_BHTK.shape[1]
-        self.o_BHTK = F.scaled_dot_product_attention(
+        self._o_BHTK = F.scaled_dot_product_attention(
             scores.q_BHTK,
             scores.k_BGSK,
             v_BGSK,
@@ -296,7 +296,7 @@ class Joined(WeightedSum):
 
     def __init__(self, scores: Scores, parts: list[WeightedSum]) -> None:
         self.scores, self.parts = scores, parts
-        self.o_BHTK = torch.cat([part.o_BHTK for part in parts], dim=2)
+        self._o_BHTK = torch.cat([part.o_BHTK for part in parts], dim=2)
 
     @override
     def sum_squares(self) -> Tensor:

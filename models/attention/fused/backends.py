@@ -77,6 +77,7 @@ class Backend:
         narrow_values: True if values may have fewer channels than keys; for others they are padded.
         here: function that says if it is available, and preferred, on the device of the given queries.
         for_output: True if it replaces scaled_dot_product_attention where only the output is wanted.
+        one_layout: True if its backward pass takes a gradient that lies in memory as the output does, and no other.
         forward: (q, k, v, scale, causal, window) → output, log-sum-exp ``[B, H, T or more]``, and further inputs of its
             backward pass.
         backward: (dO, q, k, v, output, log-sum-exp, those further inputs, scale, causal, window) → dq, dk, dv.
@@ -93,6 +94,7 @@ class Backend:
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     here: Callable[[Tensor], bool] = lambda q_BHTK: True
     for_output: bool = False
+    one_layout: bool = False
 
     def takes(self, q_BHTK: Tensor, window: int | None = None) -> bool:
         """Return True if it runs on queries of this type and width."""
@@ -169,10 +171,6 @@ def _cudnn_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, more: tuple[Tensor, ...], scale: float,
     causal: bool, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    # torch keeps cuDNN's graphs by the layouts of queries, keys and values: it would run one that was made for another
-    # layout of the gradient.
-    if d_out.stride() != out.stride():
-        d_out = torch.empty_like(out).copy_(d_out)
     dq, dk, dv = _aten._scaled_dot_product_cudnn_attention_backward(
         d_out, q, k, v, out, lse.unsqueeze(-1), *more, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
         scale=scale,
@@ -254,6 +252,8 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
         Backend(
             "cuDNN", (torch.bfloat16,), _CUDNN_WIDE[1], 8, True, False, True,
             _cudnn_forward, _cudnn_backward, _cudnn_is_the_choice, for_output=True,
+            # torch keeps cuDNN's graphs by the layouts of queries, keys and values alone.
+            one_layout=True,
         ),
         Backend("flash", (torch.bfloat16,), 256, 8, True, True, False, _flash_forward, _flash_backward),
         Backend(
@@ -298,10 +298,9 @@ def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> t
 class FusedAttention(torch.autograd.Function):
     """Softmax attention on the operators of a :class:`Backend`.
 
-    Returns the output ``[B, H, T, V]``, the log-sum-exp of the tokens' scores ``[B, H, T]``, and the log-sum-exp over
-    all keys. Keys beside the tokens' are given by their scores ``[B, H, T, N]`` and by their values ``[H, N, V]``, if
-    these are not 0. With such keys the output is the whole softmax's; without them both log-sum-exps are the same
-    tensor.
+    Returns the output ``[B, H, T, V]`` and the log-sum-exp of the tokens' scores ``[B, H, T]``. Keys beside the tokens'
+    are given by their scores ``[B, H, T, N]`` and by their values ``[H, N, V]``, if these are not 0: then the output is
+    the whole softmax's, and the log-sum-exp over all keys comes third.
     """
 
     @staticmethod
@@ -316,13 +315,16 @@ class FusedAttention(torch.autograd.Function):
         scale: float,
         causal: bool,
         window: int | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, ...]:
         """Save the tensors that the operator's backward pass needs; grouped keys and values without repeats."""
         ctx.widths, ctx.how = (q.shape[-1], v.shape[-1]), (scale, causal, window)
         ctx.backend, ctx.beside = backend, others is not None
         ctx.brings = values_of_others is not None
         q, k, v = backend.padded(q, k, v)
         out, lse, more = backend.forward(q, k, v, *ctx.how)
+        # Asked for here: in the backward pass a compiler does not know strides, and copies gradients to know them.
+        strides = out.stride()
+        ctx.order = sorted(range(4), key=lambda axis: -strides[axis]) if backend.one_layout else None
         lse_BHT, total = lse[..., : q.shape[2]], None
         of_others: tuple[Tensor, ...] = ()
         if others is not None:
@@ -335,13 +337,15 @@ class FusedAttention(torch.autograd.Function):
             lse = _widened(total, lse.shape[2] - q.shape[2], torch.inf)
         ctx.save_for_backward(q, k, v, out, lse, *of_others, *more)
         ctx.set_materialize_grads(False)
-        return out[..., : ctx.widths[1]] if out.shape[-1] > ctx.widths[1] else out, lse_BHT, total
+        out = out[..., : ctx.widths[1]] if out.shape[-1] > ctx.widths[1] else out
+        # No None among them: torch 2.11 breaks a compiled graph at it.
+        return (out, lse_BHT) if total is None else (out, lse_BHT, total)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of queries, keys, values, and of the other keys' scores and values."""
         q, k, v, out, lse, *more = ctx.saved_tensors
-        d_out, d_lse, d_total = grads
+        d_out, d_lse, d_total = grads if ctx.beside else (*grads, None)
         d_others = d_values = values = None
         width, width_of_values = ctx.widths
         if d_out is not None:
@@ -365,6 +369,8 @@ class FusedAttention(torch.autograd.Function):
             out, d_out = _with_gradient_of_lse(out, d_out, d_lse)
         if d_out is None:
             return (None,) * 9
+        if ctx.order is not None:
+            d_out = d_out.permute(ctx.order).contiguous().permute([ctx.order.index(axis) for axis in range(4)])
         of_each = ctx.backend.backward(d_out, q, k, v, out, lse, tuple(more), *ctx.how)
         dq, dk = (x[..., :width] for x in of_each[:2])
         dv = of_each[2][..., :width_of_values] if ctx.needs_input_grad[2] else None

@@ -54,7 +54,7 @@ def _fused(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = True, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
     backend = backend_for(runs_on(q), q, window)
-    out, lse, _ = FusedAttention.apply(q, k, v, None, None, backend, scale, causal, window)
+    out, lse = FusedAttention.apply(q, k, v, None, None, backend, scale, causal, window)
     return out, lse
 
 

@@ -48,12 +48,12 @@ class Tile(NamedTuple):
     stages: int
 
 
-#: Tiles of each kernel for heads up to 64 channels and for wider ones, in 16 bits, and in 32. None has been timed;
-#: those in 16 bits are the ones of which the compiler for compute capability 9.0 spilled least from registers.
+#: Tiles of each kernel for heads up to 64 channels and for wider ones, in 16 bits, and in 32. The first three in 16
+#: bits are the fastest of nine on an H200 (docs/gpu.md); of the others the compiler spilled least from registers.
 TILES: dict[str, tuple[Tile, Tile, Tile]] = {
-    "forward": (Tile(128, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 2)),
-    "keys": (Tile(64, 128, 8, 2), Tile(32, 128, 8, 2), Tile(32, 64, 4, 1)),
-    "queries": (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(64, 32, 4, 1)),
+    "forward": (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 32, 8, 2)),
+    "keys": (Tile(32, 64, 4, 3), Tile(64, 64, 4, 2), Tile(32, 64, 4, 1)),
+    "queries": (Tile(64, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 32, 4, 1)),
     "sums": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 2)),
     "received": (Tile(64, 128, 8, 3), Tile(64, 128, 8, 3), Tile(32, 64, 4, 2)),
 }

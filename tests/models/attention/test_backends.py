@@ -9,6 +9,7 @@ import dataclasses
 import pytest
 import torch
 from oracles import Operators
+from torch._dynamo import _trace_wrapped_higher_order_op
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_iter
@@ -66,6 +67,34 @@ def build(name, width, dtype, device="cpu", length=600):
         module = module.to(device)
     x = torch.empty(2, length, 4 * width, dtype=dtype, device=device, requires_grad=True)
     return module, x, POSITIONS[positions](config).place(length, torch.device(device))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_compiled_graph_holds_the_whole_attention_and_copies_no_gradient(beside, monkeypatch):
+    """As a GPU's backend of one layout: a compiler that is asked for strides of a gradient copies all of them."""
+
+    def refused(backward):
+        pytest.fail("the backward pass asks for strides")
+
+    monkeypatch.setattr(_trace_wrapped_higher_order_op, "autograd_function_backward_rewritten", refused)
+    backend = dataclasses.replace(backends.BACKENDS["cpu"][0], one_layout=True)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, upstream = (torch.randn(2, 17, 4, 16, generator=generator).transpose(1, 2) for _ in range(4))
+    others = torch.randn(2, 4, 17, 1, generator=generator) if beside else None
+
+    def attend(q, k, v):
+        return backends.FusedAttention.apply(q, k, v, others, None, backend, 0.25, True, None)[0]
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    # The gradient comes by positions, and by heads, which is not how the output lies.
+    for given in (upstream, upstream.contiguous()):
+        found = torch.autograd.grad(compiled(*leaves), leaves, given)
+        scores = (leaves[0] @ leaves[1].mT / 4).masked_fill(~torch.ones(17, 17).tril().bool(), -torch.inf)
+        scores = scores if others is None else torch.cat([scores, others], -1)
+        wanted = torch.autograd.grad(scores.softmax(-1)[..., :17] @ leaves[2], leaves, given)
+        for got, exact in zip(found, wanted, strict=True):
+            torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ARMS)
