@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from functools import cache, update_wrapper
+from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 #: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.
 chosen_for: str | None = None
@@ -66,39 +62,3 @@ def fuses_rows(x: Tensor) -> bool:
         return False
     fits = x.dtype in (torch.bfloat16, torch.float16, torch.float32) and x.stride(-1) == 1
     return fits and runs_triton(x)
-
-
-class KernelOperator:
-    """A function that launches kernels, registered as an operator ``birthmark::name``, so that a compiled graph calls
-    it unchanged and a plan runs it on tensors without values.
-
-    Where nothing watches, the function itself is called: an operator written in Python takes its host a quarter of a
-    millisecond, ten times its kernel's launch, and a snapshot calls 150.
-
-    Args:
-        name: name of the operator.
-        launch: function that returns new tensors, with annotations as ``torch.library.custom_op`` takes them.
-    """
-
-    def __init__(self, name: str, launch: Callable[..., Any]) -> None:
-        update_wrapper(self, launch)
-        self.launch, self.operator = launch, torch.library.custom_op(f"birthmark::{name}", launch, mutates_args=())
-
-    def __call__(self, *args: Any) -> Any:
-        """Call the operator, or the function."""
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_in_torch_dispatch_mode():
-            return self.operator(*args)
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        if tensors and all(type(x) in (Tensor, Parameter) and x.is_cuda for x in tensors):
-            return self.launch(*args)
-        return self.operator(*args)
-
-    def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
-        """Register the function that returns tensors without values."""
-        registered: Callable[..., Any] = self.operator.register_fake(fake)
-        return registered
-
-
-def kernel_operator(name: str) -> Callable[[Callable[..., Any]], KernelOperator]:
-    """Return a decorator that makes a :class:`KernelOperator`."""
-    return lambda launch: KernelOperator(name, launch)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..kernel_devices import fuses_rows, kernel_operator
+from ..kernel_devices import fuses_rows
 
 #: On the CPU: elements that are looked at together, which stay in cache. Smaller blocks are no quicker, and several
 #: threads wait for each other at every step.
@@ -116,7 +116,7 @@ def _about(x_BTD: Tensor, mean_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # Both are registered, so that a pass over tensors without values runs them.
 
 
-@kernel_operator("activation_sums")
+@torch.library.custom_op("birthmark::activation_sums", mutates_args=())
 def _sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     from .activation_sums_kernel import sum_rows
 
@@ -132,7 +132,7 @@ def _(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-@kernel_operator("activation_sums_about")
+@torch.library.custom_op("birthmark::activation_sums_about", mutates_args=())
 def _sums_about(x: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     from .activation_sums_kernel import sum_about
 

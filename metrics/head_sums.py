@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernel_devices import fuses_rows, kernel_operator
+from ..kernel_devices import fuses_rows
 
 # ---------------------------------------------------------------- the kernel as an operator
 # It is registered, so that a pass over tensors without values runs it.
 
 
-@kernel_operator("head_sums")
+@torch.library.custom_op("birthmark::head_sums", mutates_args=())
 def _head_sums(
     x: torch.Tensor, mean: torch.Tensor | None, vectors: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..kernel_devices import fuses_rows, kernel_operator, runs_on
+from ..kernel_devices import fuses_rows, runs_on
 from .c_library import kernel
 
 #: Activations by name; a gated MLP applies its own to the gate.
@@ -85,7 +85,7 @@ class _Activated(torch.autograd.Function):
 # ---------------------------------------------------------------- SwiGLU's product on a GPU
 
 
-@kernel_operator("silu_product")
+@torch.library.custom_op("birthmark::silu_product", mutates_args=())
 def _product(g: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     from .gated_kernel import product
 
@@ -99,7 +99,7 @@ def _(g: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(g)
 
 
-@kernel_operator("silu_product_gradients")
+@torch.library.custom_op("birthmark::silu_product_gradients", mutates_args=())
 def _gradients(d: torch.Tensor, g: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     from .gated_kernel import gradients
 

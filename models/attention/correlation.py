@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernel_devices import fuses_rows, kernel_operator
+from ...kernel_devices import fuses_rows
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution, ParameterRole, keyed_generator
 from ..tensor_shards import gathered_in_passes, reshard
@@ -32,7 +32,7 @@ _SMALLEST = 1e-30
 # Registered, so that a plan runs them on tensors without values.
 
 
-@kernel_operator("value_moments")
+@torch.library.custom_op("birthmark::value_moments", mutates_args=())
 def _average(v: torch.Tensor, n_heads: int) -> torch.Tensor:
     from .correlation_kernel import average
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernel_devices import fuses_rows, kernel_operator, runs_on, trains_on_cpu
+from ...kernel_devices import fuses_rows, runs_on, trains_on_cpu
 from ..c_library import kernel
 from .fused.native import whole_rows
 from .fused.rows import fuses, products, vector_gradients
@@ -118,7 +118,7 @@ def _kernel_turns(out_BHTK: Tensor, x_BHTK: Tensor, cos: Tensor, sin: Tensor) ->
     return rows and isinstance(kernel(_SOURCE), ctypes.CDLL)
 
 
-@kernel_operator("turn_in_triton")
+@torch.library.custom_op("birthmark::turn_in_triton", mutates_args=())
 def _turn_in_triton(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     from .rotation_kernel import turn_into
 
@@ -132,7 +132,7 @@ def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, strides: Sequence[i
     return x.new_empty_strided(x.shape, strides)
 
 
-@kernel_operator("turn_beside")
+@torch.library.custom_op("birthmark::turn_beside", mutates_args=())
 def _turn_beside(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, v: torch.Tensor, b: torch.Tensor | None,
     strides: Sequence[int],

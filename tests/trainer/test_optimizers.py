@@ -322,6 +322,9 @@ def test_random_rounding_goes_up_as_often_as_a_number_lies_high_between_its_neig
         up = (drawn.view(torch.int16).int().numpy() & 0xFFFF) - low.astype(np.int64)
         assert set(up.ravel()) <= {0, 1}
         assert up.sum(0).tolist() == [share] * 6
+    # Numbers that are none: a CPU's, of either sign, and a GPU's, which has all bits.
+    none = torch.tensor([0x7FC00000, -0x400000, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    assert round_at_random(none, torch.tensor(0xFFFF, dtype=torch.int32)).isnan().all()
 
 
 def test_the_bits_of_an_element_are_those_of_its_place_and_of_the_step_alone():
@@ -388,7 +391,8 @@ def test_one_kernel_steps_and_rounds_as_torchs_operators_do(device, scaled, monk
     gradients = [torch.randn(3, 3001, generator=generator) * 10.0**power for power in (-9, 0, 4)]
     for gradient in gradients:
         gradient[0, :7] = 0.0
-    gradients[2][1, 5] = torch.nan
+    # A GPU's NaN, which one more bit carries over to −0.
+    gradients[2][1, 5] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
     for name in ("_CACHED", "_AT_ONCE"):  # two pieces: the second begins within a row
         monkeypatch.setattr(classes, name, 5000)
     for where, chosen_for in (("cpu", "cpu"), (device, "cuda")):

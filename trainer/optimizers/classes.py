@@ -99,10 +99,12 @@ class _Noise:
 def round_at_random(x: Tensor, bits: Tensor) -> Tensor:
     """Round float32 to bf16: up in size where the bits that go, as a number, and ``bits`` add up to 1 or more.
 
-    Overwrites ``x``, of which the result is a view. What bf16 holds stays as it is.
+    Overwrites ``x``, of which the result is a view. What bf16 holds stays as it is, NaN among it.
     """
+    # A GPU's NaN has all bits, and one more would carry it over to −0: it gets those of a CPU's.
+    whole = x.view(torch.int32).clamp_(max=0x7FC00000)
     # The upper halves of the sums, in place: every machine that torch runs on is little-endian.
-    return x.view(torch.int32).add_(bits).view(torch.bfloat16)[..., 1::2]
+    return whole.add_(bits).view(torch.bfloat16)[..., 1::2]
 
 
 @torch.library.custom_op("birthmark::narrow_adamw", mutates_args=("p", "g", "mean", "square"))

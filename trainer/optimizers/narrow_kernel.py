@@ -61,7 +61,9 @@ def _step(  # type: ignore[no-untyped-def]
     tl.store(mean + at, tl.where(m == m, m_bits >> 16, 0x7FC0).to(tl.int16), mask=there)
     place = start + at
     noise = tl.load(of_row + place // ROW, mask=there, other=0) ^ tl.load(of_column + place % ROW, mask=there, other=0)
-    tl.store(square + at, ((v.to(tl.int32, bitcast=True) + noise) >> 16).to(tl.int16), mask=there)
+    v_bits = (v.to(tl.int32, bitcast=True) + noise) >> 16
+    # A GPU's NaN has all bits: noise would carry it over to −0.
+    tl.store(square + at, tl.where(v == v, v_bits, 0x7FC0).to(tl.int16), mask=there)
 
 
 def step_adamw(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....kernel_devices import fuses_rows, kernel_operator
+from ....kernel_devices import fuses_rows
 from .native import by_positions, whole_rows
 
 
@@ -38,7 +38,7 @@ def difference(sums: list[Tensor], share: Tensor) -> Tensor:
 # Both are registered, so that a plan runs them on tensors without values.
 
 
-@kernel_operator("normed_difference")
+@torch.library.custom_op("birthmark::normed_difference", mutates_args=())
 def _normed(
     x: torch.Tensor, z: torch.Tensor, share: torch.Tensor, gain: torch.Tensor, eps: float, times: float
 ) -> torch.Tensor:
@@ -56,7 +56,7 @@ def _(
     return by_positions(x, x.shape[-1])
 
 
-@kernel_operator("normed_difference_backward")
+@torch.library.custom_op("birthmark::normed_difference_backward", mutates_args=())
 def _gradients(
     d: torch.Tensor, x: torch.Tensor, z: torch.Tensor, share: torch.Tensor, gain: torch.Tensor, eps: float, times: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

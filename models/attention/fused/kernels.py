@@ -127,7 +127,9 @@ def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: floa
     if _runs_c_kernel(q_BHTK) and (native.is_built() or keeps_weights(q_BHTK)):
         return causal_bf16(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=False)[0]
     backend = backend_for(runs_on(q_BHTK), q_BHTK)
-    if backend.for_output:
+    # A GPU's kernels read whole 16 bytes: of other rows torch would make the matrix of all weights.
+    is_ragged = max(q_BHTK.shape[-1], v_BGTK.shape[-1]) * q_BHTK.element_size() % 16 and runs_on(q_BHTK) == "cuda"
+    if backend.for_output or is_ragged:
         return _fused(q_BHTK, k_BGTK, v_BGTK, scale)[0]
     if not backend.grouped:
         k_BGTK, v_BGTK = (over_heads(x, q_BHTK.shape[1]) for x in (k_BGTK, v_BGTK))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....kernel_devices import fuses_rows, kernel_operator
+from ....kernel_devices import fuses_rows
 from .native import whole_rows
 
 #: Vectors of a head that the kernels take, one after the other.
@@ -31,7 +31,7 @@ def fuses(rows: Tensor, n_vectors: int = 0) -> bool:
 # Both are registered, so that a plan runs them on tensors without values. A tensor without elements stands for none.
 
 
-@kernel_operator("combined_rows")
+@torch.library.custom_op("birthmark::combined_rows", mutates_args=())
 def _combined(
     x: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor | None, v: torch.Tensor | None,
     shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device,
@@ -68,7 +68,7 @@ def _empty_sums(
     )
 
 
-@kernel_operator("reduced_rows")
+@torch.library.custom_op("birthmark::reduced_rows", mutates_args=())
 def _reduced(
     d: torch.Tensor, x: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor | None, v: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -96,7 +96,7 @@ def _whole(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------- keys beside the tokens'
 
 
-@kernel_operator("beside")
+@torch.library.custom_op("birthmark::beside", mutates_args=())
 def _beside(
     o: torch.Tensor, lse: torch.Tensor, others: torch.Tensor, v: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +114,7 @@ def _(
     return torch.empty_like(o), torch.empty_like(lse)
 
 
-@kernel_operator("beside_backward")
+@torch.library.custom_op("birthmark::beside_backward", mutates_args=())
 def _from_beside(
     d: torch.Tensor, out: torch.Tensor, total: torch.Tensor, d_total: torch.Tensor | None, others: torch.Tensor,
     v: torch.Tensor | None,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....kernel_devices import kernel_operator, why_not_triton
+from ....kernel_devices import why_not_triton
 from . import one_walk
 from .native import by_positions, whole_rows
 
@@ -59,7 +59,7 @@ def _empty_rows(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, T
     return by_positions(q, v.shape[-1]), lse, squares, entropy, largest
 
 
-@kernel_operator("weight_sums_of_queries")
+@torch.library.custom_op("birthmark::weight_sums_of_queries", mutates_args=())
 def _of_queries(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None,
     slopes: torch.Tensor | None, scale: float,
@@ -79,7 +79,7 @@ def _(
     return _empty_rows(q, v)
 
 
-@kernel_operator("weight_sums_of_keys")
+@torch.library.custom_op("birthmark::weight_sums_of_keys", mutates_args=())
 def _of_keys(
     q: torch.Tensor, k: torch.Tensor, first: torch.Tensor | None, slopes: torch.Tensor | None, lse: torch.Tensor,
     share: torch.Tensor | None, scale: float,

@@ -262,7 +262,8 @@ def assert_like_float64(name, width, dtype, tolerance, device, length, monkeypat
     module, x, place = build(name, width, dtype, device, length)
     with torch.no_grad():
         for parameter in (x, *module.parameters()):
-            parameter.normal_(std=width**-0.5 / 2 if parameter.ndim == 2 else 1.0)
+            # The same numbers on every device: of others the terms of λ's gradient may add up to nearly nothing.
+            parameter.copy_(torch.randn(parameter.shape) * (width**-0.5 / 2 if parameter.ndim == 2 else 1.0))
     slow, x_slow, _ = build(name, width, torch.float64, length=length)
     slow.load_state_dict({key: value.cpu().double() for key, value in module.state_dict().items()})
     x_slow.data = x.detach().cpu().double()
@@ -309,9 +310,12 @@ def test_a_compiled_graph_has_no_break(device):
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     made = [torch.randn(2, 64, 4, 64), *(torch.randn(2, 4, 64, 64) for _ in range(2)), torch.randn(2, 4, 64, 1)]
     leaves = [x.to(device, dtype if x.shape[-1] > 1 else None).requires_grad_() for x in made]
-    found = []
+    exact_leaves = [x.detach().cpu().double().requires_grad_() for x in leaves]
+    exact = attend(*exact_leaves)
+    wanted = [exact, *torch.autograd.grad(exact.square().sum(), exact_leaves)]
     for function in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
         out = function(*leaves)
-        found.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
-    for wanted, got in zip(*found, strict=True):
-        assert float((got - wanted).float().norm() / wanted.float().norm()) < (1e-2 if device == "cuda" else 1e-5)
+        found = [out, *torch.autograd.grad(out.float().square().sum(), leaves)]
+        for got, of_it in zip(found, wanted, strict=True):
+            error = float((got.cpu().double() - of_it).norm() / of_it.norm())
+            assert error < (3e-2 if device == "cuda" else 1e-5)

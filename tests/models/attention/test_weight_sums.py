@@ -138,7 +138,8 @@ def test_all_sums_are_those_of_the_whole_matrix_and_of_blocks(name, device):
             msg=lambda m, field=field: f"{field} by blocks: {m}",
         )  # fmt: skip
     low = given.q.dtype != torch.float32
-    tolerance = 1e-2 if low else 2e-6
+    # A GPU's exponential is wrong by two of its last place, and outputs are as large as 3.
+    tolerance = 1e-2 if low else 2e-6 if device == "cpu" else 8e-6
     torch.testing.assert_close(walked.o_BHTK.cpu().double(), out, rtol=tolerance, atol=tolerance)
     assert walked.o_BHTK.stride() == blocks.o_BHTK.stride()
     # What is read later is the same.
