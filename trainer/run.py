@@ -33,7 +33,7 @@ from ..measure.measurement import check_attention_weights
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
 from ..models.adapters import base_digest
-from ..models.attention.kernel_choice import explicit_because, kernel_sentence
+from ..models.attention.kernel_choice import explicit_because, kernel_sentence, kernels_of
 from ..models.birth import digest
 from ..models.decoder import Decoder
 from ..report.terminal import say
@@ -236,9 +236,9 @@ def _print_start(
         )
     for line in decisions(asked.trainer, settings, device):
         say(console, line)
-    if config.model.attention.calibration.squares == "joint" and (why := why_not_triton(device.type)):
-        line = f"n_eff: by another attention, model.attention.calibration.squares joint does not run ({why})"
-        say(console, line)
+    wants_joint = config.model.squares == "joint" or device.type == "cuda"
+    if wants_joint and "joint" in kernels_of(config.model) and (why := why_not_triton(device.type)):
+        say(console, f"n_eff: by another attention, model.attention.calibration.squares joint does not run ({why})")
     if console.is_terminal:
         path = shlex.quote(str(run.path))
         say(console, f"watch it: birthmark report {path} --watch")
