@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 from device import Peak, release
+from libraries import drawn
 from lightning.fabric.plugins.environments import LightningEnvironment
 
 from birthmark.measure.config import SnapshotConfig
@@ -75,7 +76,10 @@ def _fit(config: RunConfig, device: torch.device, warmup: int) -> Fit:
     settings, peak = config.trainer, Peak(device)
     peak.start()
     strategy = set_up_strategy(settings, config.optim.grad_clip, device)
-    model = born(config.model, config.init_seed, device, strategy.shard)
+    if strategy.shard is None:
+        model = drawn(config.model, device)
+    else:
+        model = born(config.model, config.init_seed, device, strategy.shard)
     n_params = sum(p.numel() for p in model.parameters())
     shape = settings.micro_batch_size, config.model.max_seq_len + 1
     generator = torch.Generator().manual_seed(0)

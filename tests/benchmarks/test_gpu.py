@@ -105,7 +105,7 @@ def test_a_loss_that_is_no_number_is_within_no_tolerance(gpu, losses, expected):
 
 @pytest.mark.heavy
 def test_every_arm_in_both_directions(rehearsed, gpu):
-    arms = [*gpu("attention_cost").ARMS, *gpu("gpu_run.parts.arms").ONE_WALK]
+    arms = [*gpu("attention_cost").ARMS, *gpu("gpu_run.parts.arms").SEPARATE]
     for way in ("One attention, forward, ", "One attention, forward and backward, "):
         found = rows(rehearsed, "arms", way)
         assert [row["arm"] for row in found] == arms

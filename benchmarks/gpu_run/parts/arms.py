@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from attention_cost import ARMS, layer_pass
 from device import in_turn, replayed
-from libraries import Shape, model_fields
+from libraries import Shape, drawn, model_fields
 from record import FAILED
 
 from birthmark.kernel_devices import why_not_triton
 from birthmark.models.attention.fused.kernels import attention_with_squares
 from birthmark.models.attention.fused.one_walk import walk
 from birthmark.models.attention.kernel_choice import explicit_because
-from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 
 from ..case import Case, Setting, breaks_device, one_line
@@ -78,7 +77,7 @@ def _arms(
         limited = name != "plain" and explicit_because(config) is None and seq_len >= FROM
         limits[name] = (DEARER if config.attention.kv_bias == "none" else WITH_KEYS) if limited else None
         try:
-            model = born(config, 0, device).train()
+            model = drawn(config, device).train()
             for way in ("forward", "forward and backward"):
                 run = layer_pass(model, shape, True, compiled, device.type, way != "forward")
                 run()

@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import torch
 from device import in_turn
+from libraries import drawn
 from torch import Tensor, nn
 
-from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
 from birthmark.models.experts import fused_experts
 
@@ -25,7 +25,7 @@ MIXTURES = ((8, 2), (64, 8))
 def _mlp(d_model: int, d_ff: int, experts: ExpertsConfig, device: str) -> nn.Module:
     sizes = {"n_layers": 1, "n_heads": d_model // 64 or 1, "vocab_size": 64, "max_seq_len": 64}
     config = ModelConfig(d_model=d_model, d_ff=d_ff, mlp="swiglu", experts=experts, **sizes)
-    return born(config, 0, torch.device(device)).train().blocks[0].mlp
+    return drawn(config, device).train().blocks[0].mlp
 
 
 def _step(mlp: nn.Module, x_BTD: Tensor, device: str, all_at_once: bool) -> Callable[[], None]:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from device import seconds
+from libraries import drawn
 from snapshot_cost import Shape as Probe
 from snapshot_cost import passes
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from birthmark.measure.passes import sequences_of_pass
-from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.config import OptimConfig
 from birthmark.trainer.module import next_token_loss
@@ -93,7 +93,7 @@ def training_step(sized: Sized, how: str, setting: Setting) -> tuple[Callable[[]
     """Make a training step of one micro-batch in bf16, with its clip and optimizer; return it with the number of its
     tokens.
     """
-    model, device = born(sized.config(), 0, setting.device), torch.device(setting.device)
+    model, device = drawn(sized.config(), setting.device), torch.device(setting.device)
     config = OptimConfig().optimizer
     optimizer = config.build(parameter_groups(model, config), 1e-4)
     if how == "blocks":
@@ -119,7 +119,7 @@ def _training(sized: Sized, how: str, setting: Setting) -> Iterator[dict[str, An
 
 def _snapshot(config: ModelConfig, n: int, seq_len: int, setting: Setting) -> Iterator[dict[str, Any]]:
     batch = sequences_of_pass(None, seq_len, config.ff, on_gpu=torch.device(setting.device).type == "cuda")
-    both = passes(Probe(config, n, seq_len, min(batch, n)), born(config, 0, setting.device))
+    both = passes(Probe(config, n, seq_len, min(batch, n)), drawn(config, setting.device))
     for name, step in both.items():
         for row in profiled(name, step, setting, n * seq_len):
             yield row | ({"pass": name} if row["table"] == "Where the time goes" else {})

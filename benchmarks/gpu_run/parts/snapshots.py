@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from device import Peak, in_turn, release
+from libraries import drawn
 from snapshot_cost import Shape, passes
 
 from birthmark.measure.passes import sequences_of_pass
 from birthmark.metrics.dominance import each_at_once, symmetric_eigenvalues
 from birthmark.models.attention.fused import weight_sums
-from birthmark.models.birth import born
 
 from ..case import Case, Setting, breaks_device, one_line
 from ..models import LLAMA_1B, LLAMA_134M, TINY, Sized
@@ -36,7 +36,7 @@ def _cost(sized: Sized, n_sequences: int, seq_len: int, setting: Setting) -> Ite
     trains = in_turn({"step": step}, setting.device, setting.rounds, 3)["step"].seconds / n_trained
     del step
     release(setting.device)
-    model = born(config, 0, setting.device)
+    model = drawn(config, setting.device)
     timed = passes(shape, model)
     why_not = weight_sums.why_not(torch.device(setting.device).type)
     if not why_not:

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import machine
 import torch
 from device import Peak, in_turn, release
-from libraries import LIBRARIES, CannotBuildError, Loss, Shape
+from libraries import LIBRARIES, CannotBuildError, Loss, Shape, drawn
 from record import NOT_INSTALLED, SKIPPED
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 
-from birthmark.models.birth import born
 from birthmark.trainer.config import OptimConfig, TrainerConfig
 from birthmark.trainer.numerics import fp8_problem
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups
@@ -189,7 +188,7 @@ WAYS = {
 
 def _optimizer_steps(sized: Sized, setting: Setting) -> Iterator[dict[str, Any]]:
     device = torch.device(setting.device)
-    model = born(sized.config(), 0, device)
+    model = drawn(sized.config(), device)
     parameters, states = list(model.parameters()), {}
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
