@@ -6,8 +6,10 @@ from birthmark.models.attention.config import SIMILARITIES
 from birthmark.models.config import AttentionConfig, CalibrationConfig
 
 
-def calibrated(n_eff="exact", direction="amplify", t_ref=None, gradient=True, correlation="none", **more):
-    calibration = CalibrationConfig(n_eff, direction, t_ref, gradient, correlation)
+def calibrated(
+    n_eff="exact", direction="amplify", t_ref=None, gradient=True, correlation="none", squares="auto", **more
+):
+    calibration = CalibrationConfig(n_eff, direction, t_ref, gradient, correlation, squares=squares)
     return AttentionConfig("calibrated", calibration=calibration, **more)
 
 

@@ -39,6 +39,7 @@ class WeightedSum:
     scores: Scores
     reader: WeightReader | None = None
     """Reader that has seen the weights while they were computed, if any (``models/attention/weight_reader.py``)."""
+    #: Set directly where the output is made: of what a setter writes torch 2.11's compiler reads the default.
     _o_BHTK: Tensor | None = None
 
     @property

@@ -62,7 +62,7 @@ class Scores:
     @property
     def walks_once(self) -> bool:
         """True if output and Σ a² come from one kernel where these queries lie."""
-        # In float32, whose products do not run on the matrix units, two attentions of cuDNN's take a third of the time.
+        # In float32, whose products do not run on the matrix units, the kernel takes three times a plain attention.
         pays = self.squares == "joint" or (self.squares == "auto" and self.q_BHTK.element_size() == 2)
         return pays and runs_triton(self.q_BHTK)
 

@@ -21,7 +21,7 @@ from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.correlation import estimated_correlations
 from birthmark.models.attention.positions import POSITIONS
 from birthmark.models.attention.weight_reader import read_weights
-from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.plan import rehearsal
 
@@ -114,20 +114,16 @@ def test_a_pass_of_134m_keeps_to_its_budget(way, as_on_a_gpu):
 # ---------------------------------------------------------------- arms
 
 
-def exact(**more):
-    return AttentionConfig("calibrated", calibration=CalibrationConfig(**more))
-
-
 #: Changes to plain attention; most bytes of it in plain's, forward and backward, and most operators.
 ARMS = {
     "plain": ({}, 1, 20),
     "headnorm": ({"attention": AttentionConfig("headnorm")}, 1.1, 23),
     "headnorm as released": ({"attention": AttentionConfig("headnorm_released")}, 1.26, 28),
     "analytic": ({"attention": calibrated("analytic")}, 1.08, 33),
-    "exact": ({"attention": exact()}, 1.01, 20),
-    "exact and ρ": ({"attention": exact(correlation="estimated")}, 1.03, 23),
-    "exact, two attentions": ({"attention": exact(squares="separate")}, 1.81, 78),
-    "exact and ρ, two attentions": ({"attention": exact(correlation="estimated", squares="separate")}, 1.83, 84),
+    "exact": ({"attention": calibrated()}, 1.01, 20),
+    "exact and ρ": ({"attention": calibrated(correlation="estimated")}, 1.03, 23),
+    "exact, two attentions": ({"attention": calibrated(squares="separate")}, 1.81, 78),
+    "exact and ρ, two attentions": ({"attention": calibrated(correlation="estimated", squares="separate")}, 1.83, 84),
     "off by one": ({"attention": AttentionConfig(normaliser="softmax_off_by_one")}, 1.04, 22),
     "learned sink": ({"attention": AttentionConfig(normaliser="softmax_sink")}, 1.09, 25),
     "key and value bias": ({"attention": AttentionConfig(kv_bias="key_value")}, 1.11, 31),
@@ -178,7 +174,7 @@ KINDS = {
     **attention_arms.EXPLICIT_ROWS,
     **attention_arms.GATES,
     **attention_arms.SEVERAL_KEYS,
-    "exact": exact(),
+    "exact, one walk": calibrated(squares="joint"),
     "differential": AttentionConfig("differential_norm", normaliser="differential"),
 }
 

@@ -141,8 +141,7 @@ _CUDNN_WIDTH, _CUDNN_WIDE = 128, (91900, 256)
 def _cudnn_takes(index: int, width: int) -> bool:
     """Decide like ``scaled_dot_product_attention``: False for deterministic runs, and with cuDNN turned off.
 
-    A compiler takes the answer, not the questions, some of which would break its graph around every attention. A change
-    of the first setting compiles anew.
+    A compiled graph keeps the answer until deterministic algorithms are turned on or off.
     """
     if not torch.cuda.is_available() or torch.are_deterministic_algorithms_enabled():
         return False

@@ -69,6 +69,30 @@ def build(name, width, dtype, device="cpu", length=600):
     return module, x, POSITIONS[positions](config).place(length, torch.device(device))
 
 
+@pytest.mark.parametrize(
+    ("width", "of_values", "is_ragged"), [(5, 5, True), (8, 6, False), (4, 5, True), (12, 12, False)]
+)
+def test_rows_of_no_whole_16_bytes_keep_a_fused_kernel(width, of_values, is_ragged, monkeypatch):
+    """In float32, where torch's own attention runs: of such rows it would make the matrix of all weights on a GPU."""
+    called = []
+
+    def fused(q, k, v, scale):
+        called.append("fused")
+        return v, None
+
+    def torchs_own(q, k, v, **_):
+        called.append("torch's")
+        return v
+
+    monkeypatch.setattr(kernels, "_fused", fused)
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", torchs_own)
+    q, v = torch.zeros(1, 2, 3, width), torch.zeros(1, 2, 3, of_values)
+    kernels.causal_attention(q, q, v, 1.0)
+    monkeypatch.setattr(kernel_devices, "chosen_for", "cuda")
+    kernels.causal_attention(q, q, v, 1.0)
+    assert called == ["torch's", "fused" if is_ragged else "torch's"]
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_compiled_graph_holds_the_whole_attention_and_copies_no_gradient(beside, monkeypatch):
     """As a GPU's backend of one layout: a compiler that is asked for strides of a gradient copies all of them."""
@@ -312,7 +336,7 @@ def test_a_compiled_graph_has_no_break(device):
     leaves = [x.to(device, dtype if x.shape[-1] > 1 else None).requires_grad_() for x in made]
     exact_leaves = [x.detach().cpu().double().requires_grad_() for x in leaves]
     exact = attend(*exact_leaves)
-    wanted = [exact, *torch.autograd.grad(exact.square().sum(), exact_leaves)]
+    wanted = [exact.detach(), *torch.autograd.grad(exact.square().sum(), exact_leaves)]
     for function in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
         out = function(*leaves)
         found = [out, *torch.autograd.grad(out.float().square().sum(), leaves)]
