@@ -16,7 +16,7 @@ from ..errors import RunError
 from .batch_sizes import BatchShares, BatchSizes
 from .batches import BatchSource
 from .mixture import SourceOrder
-from .streaming import START, Ahead, Stream, StreamedTable, StreamPlace, StreamSettings
+from .streaming import START, Ahead, Stream, StreamedTable, StreamPlace, StreamSettings, end_all
 from .tokenizer import TextTokenizer
 
 #: Sequences that are asked of a store at the same time: an answer takes as long as some of them last in training.
@@ -64,16 +64,19 @@ class MicroBatches(IterableDataset[torch.Tensor]):
         steps = count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
         parts = ((step, part) for step in steps for part in self.shares(step).parts(self.rank))
         waiting: deque[Ahead[np.ndarray]] = deque()
-        for step, part in islice(parts, turn, None, turns):
-            here = part or range(1)
-            read = partial(self.source.batch, self.sizes.before(step) + here.start, len(here))
-            if not self._n_ahead:
-                yield torch.from_numpy(read())
-                continue
-            waiting.append(Ahead(read))
-            if len(waiting) > self._n_ahead:
-                yield torch.from_numpy(waiting.popleft().result())
-        yield from (torch.from_numpy(one.result()) for one in waiting)
+        try:
+            for step, part in islice(parts, turn, None, turns):
+                here = part or range(1)
+                read = partial(self.source.batch, self.sizes.before(step) + here.start, len(here))
+                if not self._n_ahead:
+                    yield torch.from_numpy(read())
+                    continue
+                waiting.append(Ahead(read))
+                if len(waiting) > self._n_ahead:
+                    yield torch.from_numpy(waiting.popleft().result())
+            yield from (torch.from_numpy(one.result()) for one in waiting)
+        finally:
+            end_all(waiting)
 
     def shares(self, step: int) -> BatchShares:
         """Return the shares of the processes in the batch of step ``step``."""

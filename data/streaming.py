@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -270,7 +271,16 @@ class Ahead(Generic[_Made]):
 
     def end(self) -> None:
         """Wait for the thread, for a limited time."""
-        self._thread.join(_END_S)
+        end_all([self])
+
+
+def end_all(started: Iterable[Ahead[Any]]) -> None:
+    """Wait for the threads, for a limited time in all: one that reads on would ask a store that is gone, and report it
+    among the messages of other work.
+    """
+    until = time.monotonic() + _END_S
+    for ahead in started:
+        ahead._thread.join(max(0.0, until - time.monotonic()))
 
 
 class StreamClosedError(Exception):

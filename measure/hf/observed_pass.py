@@ -311,13 +311,35 @@ def _attend(
     return o_BHTK.transpose(1, 2).contiguous(), None
 
 
+#: The first version that takes ``dtype`` where it loads a model; those before it lack interfaces of attention, too.
+_LEAST = (4, 56)
+
+
+def transformers_library(name: str) -> Any:
+    """Import ``transformers``, to measure the model of this name.
+
+    Raises:
+        UsageError: it is not installed, or too old.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise UsageError(f"measuring {name} needs transformers: pip install transformers") from None
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < _LEAST:
+        least = ".".join(map(str, _LEAST))
+        raise UsageError(
+            f"measuring {name} needs transformers {least} or later, and this is {transformers.__version__}: "
+            "pip install -U transformers"
+        )
+    return transformers
+
+
 def _register() -> None:
     """Register this attention with ``transformers``, with masks like those of SDPA; repeated calls have no effect."""
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
-    except ImportError:
-        raise UsageError("measuring this model needs transformers 4.56 or later: pip install -U transformers") from None
+    transformers_library("this model")
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
 

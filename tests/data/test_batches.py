@@ -1,6 +1,7 @@
 """"""
 
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -193,6 +194,26 @@ def test_training_has_no_end():
     batches = iter(MicroBatches(_source(), first_step=2, sizes=BatchSizes(4), micro_batch_size=4))
     found = torch.cat([next(batches) for _ in range(100)])
     assert np.array_equal(found.numpy(), _source().batch(8, 400))
+
+
+def test_reads_of_a_store_end_with_the_batches():
+    class Slow(TokenWindows):
+        def batch(self, start, n):
+            if start:
+                assert answers.wait(5)
+            return super().batch(start, n)
+
+    def reads():
+        return [thread for thread in threading.enumerate() if thread.name == "stream"]
+
+    answers = threading.Event()
+    source = Slow(_IN_MEMORY, 5, 64, data_seed=1)
+    batches = iter(MicroBatches(source, sizes=BatchSizes(2), micro_batch_size=2, from_store=True))
+    assert next(batches).tolist() == source.batch(0, 2).tolist()
+    assert len(reads()) > 9
+    threading.Timer(0.3, answers.set).start()
+    batches.close()
+    assert not reads()
 
 
 def _source():

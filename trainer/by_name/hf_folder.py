@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
 from ...files import check_file, one_line, path_below, read_json
-from ...measure.hf import HFConfig, HFModel
+from ...measure.hf import HFConfig, HFModel, transformers_library
 from ...models.exchange.gguf_header import kinds_in_words
 from ...models.exchange.gguf_model import GGUF_TENSORS, kinds_of, open_weights
 from ...models.exchange.hub import pretrained_folder
@@ -140,29 +140,16 @@ class HFFolder:
             raise UsageError(f"{self.name}: transformers cannot load it ({reason})") from None
 
 
-#: The first version that takes ``dtype`` where it loads a model.
-_LEAST = (4, 56)
-
-
 def transformers_for(name: str) -> Any:
     """Import ``transformers`` and silence it.
 
     Raises:
         UsageError: the library is not installed, or too old.
     """
-    try:
-        if not torch.cuda.is_available():
-            # If DeepSpeed is installed, transformers imports it, and it would print that it sees no GPU.
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        import transformers
-    except ImportError:
-        raise UsageError(f"measuring {name} needs transformers: pip install transformers") from None
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < _LEAST:
-        least = ".".join(map(str, _LEAST))
-        raise UsageError(
-            f"measuring {name} needs transformers {least} or later, and this is {transformers.__version__}: "
-            "pip install -U transformers"
-        )
+    if not torch.cuda.is_available():
+        # If DeepSpeed is installed, transformers imports it, and it would print that it sees no GPU.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    transformers = transformers_library(name)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers

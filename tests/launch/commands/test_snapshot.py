@@ -276,7 +276,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(run, capsys, tmp_path, r
         "snapshot", str(tmp_path / "gpt2"), "--seq_len=13"
     )
     assert printed(capsys, str(tmp_path / "gpt2"))["n_heads"] == 1
-    monkeypatch.setattr("birthmark.trainer.by_name.hf_folder._LEAST", (99, 56))
+    monkeypatch.setattr("birthmark.measure.hf.observed_pass._LEAST", (99, 56))
     older = f"needs transformers 99.56 or later, and this is {transformers.__version__}: pip install -U transformers"
     assert older in refused("snapshot", str(tmp_path / "t5"))
 
