@@ -311,8 +311,8 @@ def _attend(
     return o_BHTK.transpose(1, 2).contiguous(), None
 
 
-#: The first version that takes ``dtype`` where it loads a model; those before it lack interfaces of attention, too.
-_LEAST = (4, 56)
+#: The first version in which each family's blocks and experts lie where they are looked for.
+_LEAST = (5, 6)
 
 
 def transformers_library(name: str) -> Any:

@@ -1,7 +1,15 @@
 """The names and the words of what an attention runs on; that they are true is tested beside attention itself."""
 
-import pytest
+import importlib
+import re
+from pathlib import Path
 
+import pytest
+import torch
+
+import birthmark
+from birthmark.errors import UsageError
+from birthmark.models.attention import fused
 from birthmark.models.attention.kernel_choice import KERNELS, explicit_because, kernel_name, kernel_sentence
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
@@ -51,3 +59,14 @@ def test_of_a_class_of_the_users_own_only_its_name_is_known():
     assert kernel_sentence(own) == (
         "what a class of your own runs (model.attention.normaliser mine:A, model.attention.gate mine:B)"
     )
+
+
+def test_an_older_torch_than_the_package_names_is_refused(monkeypatch):
+    (least,) = re.findall(r'"torch>=([\d.]+)"', (Path(birthmark.__file__).parent / "pyproject.toml").read_text())
+    major, minor = least.split(".")
+    older = f"{major}.{int(minor) - 1}.1+cpu"
+    monkeypatch.setattr(torch, "__version__", older)
+    with pytest.raises(UsageError, match=rf"^torch {re.escape(older)} .* needs {least} or later; pip install"):
+        importlib.reload(fused)
+    monkeypatch.setattr(torch, "__version__", f"{least}.0a0+git1")
+    importlib.reload(fused)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from birthmark.errors import RunError, UsageError
 from birthmark.models.config import ModelConfig
@@ -77,7 +77,7 @@ def causal_lm(arch):
 def stored_shapes(arch):
     """Names and shapes that a file of the architecture has, by the names that transformers' reader looks for."""
     model = causal_lm(arch)
-    kind = transformers.modeling_gguf_pytorch_utils.TENSOR_PROCESSORS.get(arch, TensorProcessor)
+    kind = TENSOR_PROCESSORS.get(arch, TensorProcessor)
     config = model.config.to_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {}
