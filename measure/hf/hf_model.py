@@ -17,7 +17,14 @@ from ...models.config import AttentionConfig
 from ...models.observe import Attended, Observer, Site, Sublayer, Unseen, UnseenPlace
 from ...models.tensor_shards import compute_dtype, full_shape, full_tensor
 from .family_places import EXPERTS, FamilyPlaces, places_of
-from .observed_pass import ChangeAttention, ObservedPass, expert_width, find, weights_in_memory
+from .observed_pass import (
+    ChangeAttention,
+    ObservedPass,
+    expert_width,
+    find,
+    transformers_library,
+    weights_in_memory,
+)
 from .same_attention import SameAttention, times_of_logits
 
 _NO_ROW = "a model type without a row in Birthmark's table"
@@ -170,6 +177,7 @@ class HFModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = getattr(model, "_orig_mod", model)  # hooks would break a compiled graph
+        transformers_library(f"a {type(self.model).__name__}")
         whole = self.model.config
         config = whole.get_text_config(decoder=True)
         self._type = config.model_type or whole.model_type

@@ -336,7 +336,6 @@ def transformers_library(name: str) -> Any:
 
 def _register() -> None:
     """Register this attention with ``transformers``, with masks like those of SDPA; repeated calls have no effect."""
-    transformers_library("this model")
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

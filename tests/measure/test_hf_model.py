@@ -143,7 +143,7 @@ def test_a_model_on_several_devices_is_refused(their_model):
 # ---------------------------------------------------------------- refusals
 
 
-def test_what_cannot_be_measured_is_refused_by_name(their_model):
+def test_what_cannot_be_measured_is_refused_by_name(their_model, monkeypatch):
     with pytest.raises(UsageError, match=r"not the gpt2 model that transformers has \(it has no language-model head\)"):
         HFModel(transformers.GPT2Model(transformers.GPT2Config(n_layer=1, vocab_size=9)))
     renamed = their_model("llama")
@@ -152,6 +152,9 @@ def test_what_cannot_be_measured_is_refused_by_name(their_model):
         del block.self_attn
     with pytest.raises(UsageError, match=r"not the llama model that transformers has \(no self_attn.o_proj in"):
         HFModel(renamed)
+    monkeypatch.setattr("birthmark.measure.hf.observed_pass._LEAST", (99, 1))
+    with pytest.raises(UsageError, match=r"^measuring a LlamaForCausalLM needs transformers 99\.1 or later, and this"):
+        HFModel(their_model("llama"))
 
 
 def test_an_attention_that_is_not_what_was_observed_is_refused(their_model):

@@ -8,7 +8,7 @@ import torch
 
 from ....errors import UsageError
 
-# The suite passes from 2.11 on; 2.9 and 2.10 attend rightly, and cannot plan what is sharded.
+# 2.9 and 2.10 attend rightly, and cannot plan what is sharded.
 if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 9):
     raise UsageError(
         f"torch {torch.__version__} computes wrong attention, and raises no error: birthmark needs 2.11 or later; "
