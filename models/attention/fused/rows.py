@@ -166,7 +166,8 @@ def beside(o_BHTK: Tensor, lse_BHT: Tensor, others_BHTN: Tensor, v_HNK: Tensor |
     if v_HNK is None:
         return out, total_BHT
     b_BHTN, v_HNK = (others_BHTN - total_BHT[..., None]).exp_().to(out.dtype), v_HNK.to(out.dtype)
-    return out.addcmul_(b_BHTN, v_HNK) if n_vectors == 1 else out.add_(b_BHTN @ v_HNK), total_BHT
+    # Not in place: torch 2.11 compiles that to a graph in which the output has no gradient.
+    return torch.addcmul(out, b_BHTN, v_HNK) if n_vectors == 1 else out + b_BHTN @ v_HNK, total_BHT
 
 
 def gradients_beside(
