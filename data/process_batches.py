@@ -222,8 +222,8 @@ class StreamedBatches:
 
     def close(self) -> None:
         """End the streams' threads."""
-        for stream in self._streams.values():
-            stream.close()
+        # All are told before any is waited for.
+        end_all([read for stream in self._streams.values() for read in stream.stop()])
 
 
 def _key(number: int, name: str) -> str:

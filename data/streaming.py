@@ -269,10 +269,6 @@ class Ahead(Generic[_Made]):
         assert self._made is not None
         return self._made
 
-    def end(self) -> None:
-        """Wait for the thread, for a limited time."""
-        end_all([self])
-
 
 def end_all(started: Iterable[Ahead[Any]]) -> None:
     """Wait for the threads, for a limited time in all: one that reads on would ask a store that is gone, and report it
@@ -335,9 +331,12 @@ class Stream:
 
     def close(self) -> None:
         """End the stream's thread."""
+        end_all(self.stop())
+
+    def stop(self) -> list[Ahead[Any]]:
+        """Tell the stream's thread to end; return its read, if it has one."""
         self._over = True
-        if self._next is not None:
-            self._next.end()
+        return [] if self._next is None else [self._next]
 
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────────────────
 

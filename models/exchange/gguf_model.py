@@ -42,6 +42,8 @@ from .weight_files import SHARD_BYTES, aligning_metadata, shard_file_names, spli
 
 #: Description of the GGUF file behind a folder in the cache.
 GGUF_TENSORS = "gguf.json"
+#: Least versions of the libraries; an earlier transformers fails at a tokenizer that names no BOS.
+_LEAST = {"gguf": (0,), "transformers": (5, 18)}
 #: Version of the kept content, increased at every change of it.
 _FORMAT = 1
 #: Keys of ``tokenizer_config.json`` that say how ``transformers`` found it.
@@ -202,13 +204,16 @@ def _versions() -> tuple[str, ...]:
 def _check_libraries(file: Path) -> None:
     from importlib.metadata import PackageNotFoundError, version
 
-    for name, least in (("gguf", 0), ("transformers", 5)):
+    for name, least in _LEAST.items():
         try:
             found = version(name)
         except PackageNotFoundError:
             raise UsageError(f"{file}: reading GGUF needs {name}: pip install {name}") from None
-        if int(found.partition(".")[0]) < least:
-            raise UsageError(f"{file}: reading GGUF needs {name} {least}, and {found} is installed: update it")
+        if tuple(map(int, found.split(".")[: len(least)])) < least:
+            needed = ".".join(map(str, least))
+            raise UsageError(
+                f"{file}: reading GGUF needs {name} {needed} or later, and this is {found}: pip install -U {name}"
+            )
 
 
 def _joined(headers: Sequence[GgufHeader]) -> GgufHeader:

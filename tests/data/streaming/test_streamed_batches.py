@@ -3,6 +3,8 @@
 import gzip
 import json
 import shutil
+import threading
+import time
 from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +13,14 @@ import fsspec
 import numpy as np
 import pytest
 
-from birthmark.data import remote
+from birthmark.data import remote, streaming
 from birthmark.data.batch_sizes import BatchRamp, BatchSizes
 from birthmark.data.config import SourceConfig, WeightChange
 from birthmark.data.mixture import SourceOrder
 from birthmark.data.prepare import prepare
 from birthmark.data.process_batches import StreamedBatches, StreamSource
 from birthmark.data.stored_files import _cache
-from birthmark.data.streaming import ShuffledOrder, StreamSettings
+from birthmark.data.streaming import ShuffledOrder, Stream, StreamSettings
 from birthmark.errors import RunError, UsageError
 
 SIZES = BatchSizes(13, BatchRamp(5, 4, 30))
@@ -52,6 +54,28 @@ def read(source, first, last, n_ranks, places, sizes=SIZES):
         after |= batches.places(last)
         batches.close()
     return rows, after
+
+
+def test_streams_whose_store_does_not_answer_end_together(mixed, monkeypatch):
+    def silent(self, place):
+        buffers = fill(self, place)
+        yield next(buffers)
+        assert answers.wait(30)
+
+    fill, answers = Stream._fill, threading.Event()
+    monkeypatch.setattr(Stream, "_fill", silent)
+    monkeypatch.setattr(streaming, "_END_S", 0.5)
+    batches = StreamedBatches(mixed.train, sizes=SIZES, micro_batch_size=3)
+    next(iter(batches))
+    reads = [thread for thread in threading.enumerate() if thread.name == "stream"]
+    assert len(reads) > 3
+    start = time.monotonic()
+    batches.close()
+    assert 0.5 <= time.monotonic() - start < 1
+    answers.set()
+    for thread in reads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("cache_gb", [None, 0.001])
@@ -162,8 +186,8 @@ class NumberedStream:
         self.place = self.place._replace(samples=first + n)
         return np.array([(*self._which, first + i) for i in range(n)], dtype=np.int64).reshape(n, 3)
 
-    def close(self):
-        pass
+    def stop(self):
+        return []
 
 
 @pytest.fixture

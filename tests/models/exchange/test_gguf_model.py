@@ -2,6 +2,7 @@
 
 import re
 import struct
+from importlib import metadata
 
 import gguf
 import numpy as np
@@ -431,6 +432,33 @@ def test_a_tokenizer_comes_with_the_model(tmp_path, word_tokenizer, lively):
     text = "hello world, some other text; naïve 123"
     assert loaded(text, add_special_tokens=False).input_ids == word_tokenizer.encode([text])[0].tolist()
     assert loaded.add_bos_token is False
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (
+            {"transformers": "5.17.1"},
+            "reading GGUF needs transformers 5.18 or later, and this is 5.17.1: pip",
+        ),
+        (
+            {"transformers": "4.57.6"},
+            "reading GGUF needs transformers 5.18 or later, and this is 4.57.6: pip",
+        ),
+        ({"gguf": None}, "reading GGUF needs gguf: pip install gguf"),
+    ],
+)
+def test_a_library_that_is_missing_or_too_old_is_named(whole, monkeypatch, changed, line):
+    installed = metadata.version
+
+    def version(name):
+        if name in changed and changed[name] is None:
+            raise metadata.PackageNotFoundError(name)
+        return changed.get(name) or installed(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(UsageError, match=re.escape(f"{whole}: {line}")):
+        read_pretrained(whole)
 
 
 def test_a_model_without_tokenizer_has_none(whole):
