@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -158,8 +159,7 @@ class Ledger(TorchDispatchMode):
     """Dispatch mode that follows every storage of fake tensors from its creation until nothing holds it.
 
     Args:
-        mode: mode of the fake tensors; torch reasons about shapes with those of other modes, which belong to no
-            process.
+        mode: mode of the fake tensors; those of other modes belong to no process.
         micro_batch_size: sequences in a pass; with :data:`MANY`, memory that grows with them is counted separately.
     """
 
@@ -176,11 +176,13 @@ class Ledger(TorchDispatchMode):
         self._messages: dict[str, dict[Ring, int]] = {phase: {} for phase in PHASES}
         self._per_sequence: dict[str, dict[Ring, float]] = {phase: {} for phase in PHASES}
         self._phase: str | None = None
-        self._gave_gradients = False
+        self._gave_gradients = self._infers = False
 
     def __enter__(self) -> Ledger:
-        """Start; storages that change their size, such as those of gathered weights, are followed too."""
-        self._resize = torch.UntypedStorage.resize_
+        """Start; storages that change their size, such as those of gathered weights, are followed too, and whole
+        tensors from which torch infers the shapes of a sharded result are not.
+        """
+        self._resize, self._infer = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             result = self._resize(storage, size)
@@ -190,7 +192,15 @@ class Ledger(TorchDispatchMode):
                 self._count(held, 1)
             return result
 
+        def infer(propagator: ShardingPropagator, schema: Any) -> Any:
+            self._infers = True
+            try:
+                return self._infer(propagator, schema)
+            finally:
+                self._infers = False
+
         torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = infer  # type: ignore[method-assign]
         super().__enter__()
         return self
 
@@ -198,6 +208,7 @@ class Ledger(TorchDispatchMode):
         """Stop."""
         super().__exit__(*error)
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = self._infer  # type: ignore[method-assign]
 
     def begin(self, phase: str) -> None:
         """Begin a part of the step."""
@@ -228,6 +239,8 @@ class Ledger(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if self._infers:
+            return result
         name = func.name().partition(".")[0]
         for tensor in tree_iter(result):
             if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:

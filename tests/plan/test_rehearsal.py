@@ -8,12 +8,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from small_llama import BLOCK, HEAD, OUTSIDE, TABLE
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import birthmark
 from birthmark import kernel_devices
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner
 from birthmark.plan.rehearsal import KERNELS, WIDE, rehearse
+from birthmark.plan.tracing import Ledger
 from birthmark.trainer.strategies import fsdp2
 
 
@@ -45,6 +50,25 @@ def test_one_rehearsal_knows_every_micro_batch(llama, sharded, checkpointing):
     assert not of_three.per_sequence.any()
     assert (of_all.at(3) == of_three.at(3)).all()
     assert of_all.sent == of_three.sent
+
+
+@pytest.fixture
+def eight_processes():
+    """Rank 0 of a process group of eight, of which no other exists."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield init_device_mesh("cpu", (8,))
+    dist.destroy_process_group()
+
+
+def test_results_of_a_shard_are_counted_alone(eight_processes):
+    """Though torch infers their shapes from whole tensors."""
+    with FakeTensorMode() as mode, Ledger(mode, 1) as ledger:
+        x = DTensor.from_local(torch.ones(100, 3), eight_processes, [Shard(0)])
+        assert x.shape == (800, 3)
+        ledger.begin("update")
+        kept = [x.add(1), x.mul(2), x.neg()]
+        held = ledger.curve().fixed.sum(1)
+    assert held.tolist() == [4 * 300 * (1 + n) for n in range(1, len(kept) + 1)]
 
 
 @pytest.mark.heavy
@@ -178,7 +202,9 @@ OTHERS |= {"_scaled_dot_product_flash_attention"}
 
 
 def test_wide_functions_are_those_of_a_gpus_autocast():
-    assert registered() >= WIDE
+    # torch 2.11 has no RMSNorm among them; models give it float32, or turn autocast off.
+    later = {"rms_norm"} if torch.__version__ < "2.12" else set()
+    assert registered() >= WIDE - later
     used = set()
     for file in (ROOT / "models").rglob("*.py"):
         used |= {node.attr for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)}
@@ -190,7 +216,7 @@ def test_the_fused_kernels_keep_the_shapes_that_they_replace():
     calls = {"scaled_dot_product_attention": (q_BHTK, k_BHTK, v_BHTK), "rms_norm": (q_BHTK, (8,), torch.ones(8))}
     for name, arguments in calls.items():
         real = getattr(torch.nn.functional, name)(*arguments)
-        with torch._subclasses.FakeTensorMode() as mode:
+        with FakeTensorMode() as mode:
             fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
             stand_in = KERNELS[name](*fake)
         assert (stand_in.shape, stand_in.dtype) == (real.shape, real.dtype)
