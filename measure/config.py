@@ -108,8 +108,8 @@ class SnapshotConfig:
 
     attention_weights: AttentionWeights = "blocks"
     """Way of reading attention weights: ``blocks`` of queries at a time; ``walk``, on a GPU, their sums alone, by
-    kernels in Triton that have not been timed yet (docs/gpu.md). Attention that these do not run (not a causal softmax,
-    heads over 128 channels, float64) keeps the blocks."""
+    kernels in Triton, which save memory and no time (docs/gpu.md). Attention that these do not run (not a causal
+    softmax, heads over 128 channels, float64) keeps the blocks."""
 
     gradients: bool = False
     """Measure the gradient of the loss too: its norm by position, layer and module, from one more pass forwards and

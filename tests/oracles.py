@@ -78,12 +78,17 @@ class Traffic(Operators):
         super().__init__(self._count)
         self.operators, self.bytes = Counter(), Counter()
 
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        # A product is not added to what is there by a factor of 0.
+        self._adds = (kwargs or {}).get("beta", 1) != 0
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
     def _count(self, function, args, result):
         name = function._schema.name.removeprefix("aten::")
         if function.is_view or name in self.FREE:
             return
         # In place: read and written.
-        twice = args[0] if name.endswith("_") and name not in self.WRITES else None
+        twice = args[0] if name.endswith("_") and name not in self.WRITES and self._adds else None
         self.operators[name] += 1
         self.bytes[name] += _nbytes(result if name in self.LIKE else (args, result)) + _nbytes(twice)
 

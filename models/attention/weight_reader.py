@@ -1,5 +1,5 @@
 """Reader of all weights of an attention while it runs: a block at a time, while the block is in cache, or by their sums
-alone, which kernels of a GPU give without the weights.
+alone, which kernels of a GPU give.
 
 Legend: B sequences, H heads, T queries, S keys, K head width; N = B·H of a part, R queries of a block; C kinds of
 weights (``fused/weight_sums.py``).
@@ -22,6 +22,7 @@ from ... import kernel_devices
 from .fused import weight_sums
 from .fused.backends import over_heads
 from .fused.blockwise import softmax_with_lse_
+from .fused.native import by_positions
 from .scores import Scores
 
 #: Slices of sequences and of heads.
@@ -118,18 +119,25 @@ def read_weights(make: MakeReader, by_walk: bool | None = None) -> Iterator[None
         _reading.reset(token)
 
 
-def walks(scores: Scores, v_BGSK: Tensor) -> bool:
-    """Return True if this softmax gives its sums by kernels (``fused/weight_sums.py``): causal, of whole sequences, of
-    one type and a width that the kernels take, and asked for. All others are read by blocks.
+def gives_sums(scores: Scores, v_BGSK: Tensor) -> bool:
+    """Return True if kernels (``fused/weight_sums.py``) give the sums of this softmax: causal, of whole sequences, of
+    one type that they take. All others are read by blocks of weights.
     """
-    reading, dtypes = _reading.get(), {scores.q_BHTK.dtype, scores.k_BGSK.dtype, v_BGSK.dtype}
-    if reading is None or not reading.by_walk or not scores.fusable or scores.prefix is not None:
-        return False
+    dtypes = {scores.q_BHTK.dtype, scores.k_BGSK.dtype, v_BGSK.dtype}
     whole = scores.k_BGSK.shape[2] == scores.q_BHTK.shape[2] and not scores.place.is_chunk
-    narrow = max(scores.q_BHTK.shape[-1], v_BGSK.shape[-1]) <= weight_sums.WIDEST
-    takes = whole and narrow and len(dtypes) == 1 and dtypes <= {*weight_sums.DTYPES}
+    takes = scores.fusable and scores.prefix is None and whole and len(dtypes) == 1
     planned, device_type = kernel_devices.chosen_for is not None, kernel_devices.runs_on(scores.q_BHTK)
-    return takes and (device_type == "cuda" if planned else not weight_sums.why_not(device_type))
+    runs = device_type == "cuda" if planned else not weight_sums.why_not(device_type)
+    return takes and dtypes <= {*weight_sums.DTYPES} and runs
+
+
+def walks(scores: Scores, v_BGSK: Tensor) -> bool:
+    """Return True if this softmax is asked to give its sums without its weights, and has a width that the kernels take;
+    otherwise they come from blocks of scores.
+    """
+    reading = _reading.get()
+    narrow = max(scores.q_BHTK.shape[-1], v_BGSK.shape[-1]) <= weight_sums.WIDEST
+    return reading is not None and reading.by_walk and narrow and gives_sums(scores, v_BGSK)
 
 
 def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
@@ -164,8 +172,8 @@ def read_softmax(
         others_BHT: log-sum-exp of the scores of keys that are no tokens; None without any.
         wants_squares: sum squares too.
     """
-    if walks(scores, v_BGSK):
-        return _read_by_walk(scores, v_BGSK, reader, others_BHT)
+    if gives_sums(scores, v_BGSK):
+        return _read_sums(scores, v_BGSK, reader, others_BHT)
     v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
     n_sequences, n_heads, length, _ = scores.q_BHTK.shape
     wide = torch.promote_types(v_BHSK.dtype, torch.float32)
@@ -191,16 +199,47 @@ def read_softmax(
                 squares_BHT[rows] = torch.linalg.vector_norm(weights_BHRS, dim=-1).square_()
             if lse_BHT is not None and others_BHT is not None:
                 weights_BHRS.mul_((lse_BHT[rows] - others_BHT[rows]).sigmoid_()[..., None])
-            with torch.autocast(v_NSK.device.type, enabled=False):
-                o_NRK = torch.bmm(weights_NRS.to(v_NSK.dtype), v_NSK[:, : weights_NRS.shape[-1]])
-            o_BHTK[rows] = o_NRK.view(*weights_BHRS.shape[:3], -1)
+            o_BHTK[rows] = _weighted(weights_NRS, v_NSK).view(o_BHTK[rows].shape)
             reader.read(part, start, weights_BHRS)
     return ReadSoftmax(o_BHTK, lse_BHT, squares_BHT)
 
 
-def _read_by_walk(scores: Scores, v_BGSK: Tensor, reader: WeightReader, others_BHT: Tensor | None) -> ReadSoftmax:
-    q_BHTK, k_BGSK, first_BT, slopes_H = scores.q_BHTK, scores.k_BGSK, scores.first_keys(), scores.place.slopes_H
-    found = weight_sums.weight_sums(q_BHTK, k_BGSK, v_BGSK, scores.scale, first_BT, others_BHT, slopes_H)
+def _weighted(weights_NRS: Tensor, v_NSK: Tensor) -> Tensor:
+    """Sum values by the weights of a block, ``[N, R, K]``."""
+    with torch.autocast(v_NSK.device.type, enabled=False):
+        return torch.bmm(weights_NRS.to(v_NSK.dtype), v_NSK[:, : weights_NRS.shape[-1]])
+
+
+def _sums_of_blocks(scores: Scores, v_BGSK: Tensor, others_BHT: Tensor | None) -> weight_sums.WeightSums:
+    """Compute attention over tokens and the sums over its weights from blocks of scores."""
+    q_BHTK, v_BHSK = scores.q_BHTK, over_heads(v_BGSK, scores.q_BHTK.shape[1])
+    length, o_BHTK = q_BHTK.shape[2], by_positions(q_BHTK, v_BHSK.shape[-1])
+    lse, squares, entropy, largest = (q_BHTK.new_empty(q_BHTK.shape[:3], dtype=torch.float32) for _ in range(4))
+    others, share = (None, None) if others_BHT is None else (others_BHT.float().contiguous(), torch.empty_like(lse))
+    received_CBHT = lse.new_zeros(1 if share is None else 2, *lse.shape)
+    n_rows, parts = _blocks(q_BHTK)
+    for part in parts:
+        scores_of, v_NSK = _scores_of(scores, part, n_rows, hides_later=False), v_BHSK[part].flatten(0, 1)
+        given, *filled = (
+            None if x is None else x[part].view(-1, length) for x in (others, lse, squares, entropy, largest, share)
+        )
+        received_CNT = received_CBHT[:, *part].view(len(received_CBHT), -1, length)
+        for start in range(0, length, n_rows):
+            stop = min(start + n_rows, length)
+            block_NRS, rows = scores_of(start, stop), (*part, slice(start, stop))
+            by_program = weight_sums.softmax_with_sums_(block_NRS, start, given, *filled)
+            received_CNT[..., :stop].add_(by_program.sum(2))
+            o_BHTK[rows] = _weighted(block_NRS, v_NSK).view(o_BHTK[rows].shape)
+    return weight_sums.WeightSums(o_BHTK, lse, squares, entropy, largest, received_CBHT, share)
+
+
+def _read_sums(scores: Scores, v_BGSK: Tensor, reader: WeightReader, others_BHT: Tensor | None) -> ReadSoftmax:
+    q_BHTK, k_BGSK, slopes_H = scores.q_BHTK, scores.k_BGSK, scores.place.slopes_H
+    first_BT = scores.first_keys()
+    if walks(scores, v_BGSK):
+        found = weight_sums.weight_sums(q_BHTK, k_BGSK, v_BGSK, scores.scale, first_BT, others_BHT, slopes_H)
+    else:
+        found = _sums_of_blocks(scores, v_BGSK, others_BHT)
     share_BHT = found.share_BHT
 
     def both(x: Tensor, power: int = 1) -> Tensor:
@@ -251,9 +290,9 @@ def _later_keys(n_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor
     return torch.full((n_rows, n_rows), -torch.inf, dtype=dtype, device=device).triu_(1)
 
 
-def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], Tensor]:
+def _scores_of(scores: Scores, part: Part, n_rows: int, hides_later: bool = True) -> Callable[[int, int], Tensor]:
     """Return a function (first query, one past the last) → scores ``[N, R, keys]`` of a part, −inf where a key is not
-    seen. Each result is valid until the next call.
+    seen; without ``hides_later``, anything behind the query's own position. Each result is valid until the next call.
     """
     slopes_H = scores.place.slopes_H
     wide = torch.promote_types(scores.q_BHTK.dtype, torch.float32)
@@ -280,7 +319,8 @@ def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], 
         block = memory[: len(q_NTK) * (stop - start) * stop].view(len(q_NTK), stop - start, stop)
         with torch.autocast(q.device.type, enabled=False):
             block.baddbmm_(q_NTK[:, start:stop], k_NKS[:, :, :stop], beta=0, alpha=scores.scale)
-        block[..., start:].add_(unseen_RR[: stop - start, : stop - start])
+        if hides_later:
+            block[..., start:].add_(unseen_RR[: stop - start, : stop - start])
         return block
 
     return causal

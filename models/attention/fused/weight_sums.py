@@ -1,8 +1,9 @@
-"""Sums over the weights of causal attention by rows and by keys, in two walks on a GPU: no weight is stored.
+"""Sums over the weights of causal attention by rows and by keys on a GPU: in two walks, which store no weight, or from
+blocks of scores, which become weights in place.
 
 The first walk is that of ``one_walk.py``, which also gives each row's entropy and largest score; the second one,
-``received_kernel.py``, sums the weights that each key receives. Both are registered as operators, so that a pass over
-tensors without values runs them.
+``received_kernel.py``, sums the weights that each key receives. ``softmax_kernel.py`` takes a block of scores. All are
+registered as operators, so that a pass over tensors without values runs them.
 
 Legend: B sequences, H query heads, G key/value heads, T positions, K head width, V that of values; C kinds of weights:
 where keys that are no tokens take a share, those of the whole softmax and those of the softmax over tokens alone, else
@@ -24,6 +25,8 @@ from .native import by_positions, whole_rows
 
 #: Types of queries, keys and values that the kernels take, and channels of a head at most.
 DTYPES, WIDEST = (torch.bfloat16, torch.float16, torch.float32), 128
+#: Queries of a block of scores that a program holds.
+_QUERIES_OF_BLOCK = 32
 
 
 def why_not(device_type: str) -> str:
@@ -99,6 +102,38 @@ def _(
     share: torch.Tensor | None, scale: float,
 ) -> torch.Tensor:  # fmt: skip
     return lse.new_empty(1 if share is None else 2, *lse.shape)
+
+
+@torch.library.custom_op(
+    "birthmark::softmax_with_sums_", mutates_args=("scores", "lse", "squares", "entropy", "largest", "share")
+)
+def softmax_with_sums_(
+    scores: torch.Tensor, start: int, others: torch.Tensor | None, lse: torch.Tensor, squares: torch.Tensor,
+    entropy: torch.Tensor, largest: torch.Tensor, share: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Turn scores into weights, and fill in their sums (``softmax_kernel.py``); return what keys receive, ``[C, N, P,
+    S]``.
+    """
+    from . import softmax_kernel
+
+    received = _received_of(scores, share)
+    softmax_kernel.softmax_with_sums_(
+        scores, start, others, lse, squares, entropy, largest, share, received, _QUERIES_OF_BLOCK
+    )
+    return received
+
+
+@softmax_with_sums_.register_fake
+def _(
+    scores: torch.Tensor, start: int, others: torch.Tensor | None, lse: torch.Tensor, squares: torch.Tensor,
+    entropy: torch.Tensor, largest: torch.Tensor, share: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    return _received_of(scores, share)
+
+
+def _received_of(scores_NRS: Tensor, share: Tensor | None) -> Tensor:
+    n, n_rows, n_keys = scores_NRS.shape
+    return scores_NRS.new_empty(1 if share is None else 2, n, -(-n_rows // _QUERIES_OF_BLOCK), n_keys)
 
 
 def weight_sums(

@@ -8,6 +8,7 @@ this file alone, with ``TRITON_INTERPRET=1``.
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,12 +23,13 @@ from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.records import RunDir
 from birthmark.metrics.sinks import KeySummer, entropy_queries
+from birthmark.models.attention import weight_reader
 from birthmark.models.attention.document_mask import Documents
 from birthmark.models.attention.fused import weight_sums
 from birthmark.models.attention.normalisers import FusedSoftmax
 from birthmark.models.attention.positions import Placement
 from birthmark.models.attention.scores import ExtraKey, Scores
-from birthmark.models.attention.weight_reader import read_weights, walks
+from birthmark.models.attention.weight_reader import gives_sums, read_weights, walks
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.plan.rehearsal import as_on
@@ -130,12 +132,10 @@ def test_all_sums_are_those_of_the_whole_matrix_and_of_blocks(name, device):
     walked, blocks = given.by(walk=True), given.by(walk=False)
     sums, by_blocks = walked.reader.sums(), blocks.reader.sums()
     assert (sums.on_first_2BHT is None) == ("on_first_2BHT" not in wanted)
-    for field, exact in wanted.items():
-        found = getattr(sums, field).cpu().double()
-        torch.testing.assert_close(found, exact, rtol=4e-6, atol=2e-6, msg=lambda m, field=field: f"{field}: {m}")
+    for (field, exact), (way, found) in product(wanted.items(), {"walk": sums, "blocks": by_blocks}.items()):
         torch.testing.assert_close(
-            getattr(sums, field), getattr(by_blocks, field), rtol=4e-6, atol=2e-6,
-            msg=lambda m, field=field: f"{field} by blocks: {m}",
+            getattr(found, field).cpu().double(), exact, rtol=4e-6, atol=2e-6,
+            msg=lambda m, field=field, way=way: f"{field} by {way}: {m}",
         )  # fmt: skip
     low = given.q.dtype != torch.float32
     # A GPU's exponential is wrong by two of its last place, and outputs are as large as 3.
@@ -153,11 +153,20 @@ def test_all_sums_are_those_of_the_whole_matrix_and_of_blocks(name, device):
         torch.testing.assert_close(share.cpu().double(), weights.sum(-1), rtol=4e-6, atol=2e-6)
 
 
+def by_walk(q, k, v):
+    return weight_sums.weight_sums(q, k, v, 1.0)
+
+
+def by_blocks(q, k, v):
+    return weight_reader._sums_of_blocks(Scores(q, k, 1.0, Placement()), v, None)
+
+
 @pytest.mark.parametrize("device", WHERE)
-def test_scores_of_thousands_overflow_nothing_and_nan_stays_in_its_row(device):
+@pytest.mark.parametrize("sums_of", [by_walk, by_blocks])
+def test_scores_of_thousands_overflow_nothing_and_nan_stays_in_its_row(sums_of, device):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 40, 16, generator=generator).to(device) for _ in range(3))
-    found = weight_sums.weight_sums(300 * q, 10 * k, v, 1.0)
+    found = sums_of(300 * q, 10 * k, v)
     assert float(found.largest_BHT.max()) > 1e3
     assert all(bool(x.isfinite().all()) for x in found if x is not None)
     exact = (3000 * (q.double() @ k.double().mT)).masked_fill(
@@ -165,11 +174,28 @@ def test_scores_of_thousands_overflow_nothing_and_nan_stays_in_its_row(device):
     ).softmax(-1)  # fmt: skip
     torch.testing.assert_close(found.entropy_BHT.double(), torch.special.entr(exact).sum(-1), rtol=1e-2, atol=2e-3)
     q[0, 1, 33, 3] = torch.nan
-    found = weight_sums.weight_sums(q, k, v, 1.0)
+    found = sums_of(q, k, v)
     for x in (found.o_BHTV.sum(-1), found.lse_BHT, found.squares_BHT, found.entropy_BHT):
         assert torch.nonzero(x.isnan()).tolist() == [[0, 1, 33]]
     # All keys that the query sees.
     assert torch.nonzero(found.received_CBHT.isnan()).tolist() == [[0, 0, 1, j] for j in range(34)]
+
+
+@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1] * 12), (2, [2] * 6), (9, [8, 4])])
+@pytest.mark.parametrize("n_rows", [17, 40])
+def test_blocks_of_any_size_have_the_same_sums(n_rows, most, sizes, device, monkeypatch):
+    """A head, two heads or two sequences at a time; queries in three blocks, or in one of two programs."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, 4, 40, 16, generator=generator).to(device) for _ in range(3))
+    for name, value in {"_HEADS": 1, "_ROWS": 32, "_CACHED": most * 32 * 40, "_WEIGHTS": most * 32 * 40}.items():
+        monkeypatch.setattr(weight_reader, name, value)
+    parts = weight_reader._blocks(q)[1]
+    assert [q[part].shape[:2].numel() for part in parts] == sizes
+    monkeypatch.setattr(weight_reader, "_blocks", lambda q: (n_rows, parts))
+    for found, walked in zip(by_blocks(q, k, v), by_walk(q, k, v), strict=True):
+        if walked is not None:
+            torch.testing.assert_close(found, walked, rtol=4e-6, atol=2e-6)
 
 
 PLAIN = AttentionConfig()
@@ -264,6 +290,8 @@ def test_one_rule_chooses_the_walk():
         ]
         assert [walks(*case) for case in taken] == [True] * len(taken)
         assert [walks(*case) for case in left] == [False] * len(left)
+        # Heads that are too wide for the walk give their sums by blocks.
+        assert [gives_sums(*case) for case in left] == [case[1].shape[-1] == 136 for case in left]
         with read_weights(partial(KeySummer, first_BT=None)):
             assert walks(plain, v), "as in the context around it"
         with read_weights(KeySummer, by_walk=False):
