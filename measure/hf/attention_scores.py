@@ -118,7 +118,7 @@ class ReplacedMethod(NamedTuple):
     """Function from (attention module, function that attends) to the replacement of the method."""
 
 
-#: Model types whose attentions do not run through the interface.
+#: Model types whose attentions do not run through the interface, or did not in earlier versions of the library.
 REPLACED_METHODS: Mapping[str, ReplacedMethod] = {
     "gptj": ReplacedMethod("_attn", _gptj),
     "gpt_neo": ReplacedMethod("_attn", _gpt_neo),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UsageError
+from ...files import one_line
 from ...models.config import AttentionConfig
 from ...models.observe import Attended, Observer, Site, Sublayer, Unseen, UnseenPlace
 from ...models.tensor_shards import compute_dtype, full_shape, full_tensor
@@ -35,7 +36,7 @@ _OUTPUTS: tuple[tuple[Sublayer, UnseenPlace], ...] = (("attention", "attention_o
 class Record:
     """Observer that records the places that a pass shows, and their shapes."""
 
-    stream: set[tuple[Site, int]] = field(default_factory=set)
+    stream: dict[tuple[Site, int], torch.Size] = field(default_factory=dict)
     attentions: list[tuple[int, tuple[int, int, int]]] = field(default_factory=list)
     """Block, heads, and widths of queries and of values, for each attention."""
     n_units: dict[int, int] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Record:
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
-        self.stream.add((site, layer))
+        self.stream[site, layer] = h_BTD.shape
 
     def attention(self, layer: int, attended: Attended) -> None:
         """See models/observe.py."""
@@ -304,6 +305,7 @@ class HFModel(nn.Module):
         without, seen = Record(), Record()
         with self._pass(without, attends=False).running(), same.keeping():
             logits = self._logits(tokens_1T, last_only=False)
+        self._check_shapes(without, logits, tokens_1T)
         if not self._attends:
             return without
         observed = self._pass(seen, attends=True)
@@ -327,6 +329,18 @@ class HFModel(nn.Module):
             )
         self._attends = False
         return without
+
+    def _check_shapes(self, record: Record, logits_1TV: Tensor, tokens_1T: Tensor) -> None:
+        """Refuse a model with several residual streams, with positions of its own, or with logits of another size."""
+        sizes, config = tokens_1T.shape, self.config
+        shown = [(f"block {layer}" if layer else "the embedding", x) for (_, layer), x in record.stream.items()]
+        expected = [(*sizes, config.d_model)] * len(shown) + [(*sizes, config.vocab_size)]
+        for (place, shape), wanted in zip([*shown, ("its head", logits_1TV.shape)], expected, strict=True):
+            if shape != wanted:
+                raise UsageError(
+                    f"this {self._type} model is not measured: {place} gives {list(shape)} where its config says "
+                    f"{list(wanted)} (sequences, tokens, channels)"
+                )
 
     def _attention_modules(self, tokens_1T: Tensor) -> dict[nn.Module, int]:
         """Return the attention modules of the blocks that have one, each with the number of its block."""
@@ -362,11 +376,14 @@ class HFModel(nn.Module):
     def reader(self, n_positions: int) -> Callable[[Tensor], Tensor]:
         """Return a function from the next tokens ``[B, T]`` to the logits behind them ``[B, V]``, with a cache."""
         cache: Any = None
+        # The name of it since version 5.24, and before.
+        named = inspect.signature(type(self.model).forward).parameters
+        name = "cache" if "cache" in named else "past_key_values"
 
         def read(tokens_BT: Tensor) -> Tensor:
             nonlocal cache
-            passed = self.model(input_ids=tokens_BT, past_key_values=cache, use_cache=True)
-            cache = passed.past_key_values
+            passed = self.model(input_ids=tokens_BT, **{name: cache}, use_cache=True)
+            cache = passed[name]
             logits_BV: Tensor = passed.logits[:, -1]
             return logits_BV
 
@@ -384,10 +401,14 @@ def _blocks(decoder: nn.Module, n_layers: int) -> list[nn.Module]:
 
 def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: FamilyPlaces | None) -> HFConfig:
     n_heads, d_model = getattr(config, "num_attention_heads", 1), config.hidden_size
-    width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or d_model // n_heads
+    try:
+        head_dim = getattr(config, "head_dim", None)
+    except RuntimeError as error:  # the library's, for a field that differs from block to block
+        raise UsageError(f"this {model_type} model is not measured: {one_line(error)}") from None
+    width = getattr(config, "qk_head_dim", None) or head_dim or d_model // n_heads
     value_width, ff, limit, parts, n_experts, d_expert = width, 0, None, AttentionConfig(), 0, 0
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-    if places is None or places.limited:
+    if (places is None or places.limited) and longest is not None and longest > 0:  # XLNet says −1 for none
         limit = longest
     if places is not None:
         transposed = places.mlp.transposed

@@ -198,7 +198,9 @@ class ObservedPass:
             yield
 
     def _take_over(self, stack: ExitStack) -> None:
-        own = REPLACED_METHODS.get(self.model_type)
+        # Attentions move to the interface from version to version of the library.
+        by_interface = getattr(self.decoder, "_supports_attention_backend", False)
+        own = None if by_interface else REPLACED_METHODS.get(self.model_type)
         if own is not None and self.places is not None:
             for layer, block in enumerate(self.blocks, start=1):
                 module = block.get_submodule(self.places.attn)
@@ -352,7 +354,14 @@ def find(block: nn.Module, name: str) -> nn.Module | None:
 
 
 def first_of(output: Any) -> Tensor:
-    """Return a module's output tensor: ``transformers`` gives a tensor, or a tuple that begins with it."""
-    found = output[0] if isinstance(output, tuple) else output
-    assert isinstance(found, Tensor)
+    """Return a module's output tensor: ``transformers`` gives a tensor, or a tuple or list that begins with it.
+
+    Raises:
+        UsageError: it gives something else.
+    """
+    found = output[0] if isinstance(output, (tuple, list)) else output
+    if not isinstance(found, Tensor):
+        raise UsageError(
+            f"a part of this model returns {type(found).__name__} in place of a tensor: it is not measured"
+        )
     return found

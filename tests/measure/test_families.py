@@ -1,5 +1,7 @@
 """Every family of ``transformers`` that is promised, against its own eager attention and hidden states."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import transformers
 from oracles import Rows, Seen
 
 from birthmark.data.probes import random_probe
+from birthmark.errors import UsageError
 from birthmark.measure.hf import MODEL_TYPES, HFModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.measurement import measure
@@ -179,13 +182,14 @@ _GLM = _SMALL | {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8,
 }  # fmt: skip
-_CODEGEN = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "rotary_dim": 4}
+_FIRST_GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24}
 _MAMBA = {"hidden_size": 32, "num_hidden_layers": 3, "state_size": 4, "time_step_rank": 2}
 _NO_ROW = {"neurons", "after_attention", "attention_output", "mlp_output"}
 #: Type → (architecture, config, what is not seen).
 UNKNOWN = {
     "glm": ("GlmForCausalLM", _GLM, _NO_ROW),
-    "codegen": ("CodeGenForCausalLM", _SMALL | _CODEGEN, {"attention"} | _NO_ROW),
+    # Its blocks return lists.
+    "openai-gpt": ("OpenAIGPTLMHeadModel", _SMALL | _FIRST_GPT, {"attention"} | _NO_ROW),
     "mamba": ("MambaForCausalLM", _SMALL | _MAMBA, {"attention"} | _NO_ROW),
 }
 
@@ -200,6 +204,41 @@ def unknown_model(enliven):
         return enliven(kind(kind.config_class(**config))), unseen
 
     return build
+
+
+#: Type → (architecture, config, what its shape is not).
+OF_OTHER_SHAPES = {
+    "positions of its own": (
+        "CpmAntForCausalLM", {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4, "dim_head": 8,
+        "dim_ff": 48, "num_hidden_layers": 2}, "the embedding gives [1, 52, 32] where its config says [1, 20, 32]",
+    ),
+    "sequences behind tokens": (
+        "XLNetLMHeadModel", {"vocab_size": 61, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
+        "the embedding gives [20, 1, 32] where its config says [1, 20, 32]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_OTHER_SHAPES)
+def test_a_residual_stream_of_another_shape_is_refused_by_name(name):
+    architecture, config, why = OF_OTHER_SHAPES[name]
+    kind = getattr(transformers, architecture)
+    with pytest.raises(UsageError, match=re.escape(f"model is not measured: {why}")):
+        measure(HFModel(kind(kind.config_class(**config)).eval()), PROBE)
+
+
+def test_heads_and_logits_that_the_config_does_not_tell_are_refused_by_name(unknown_model):
+    def uneven(config):
+        raise RuntimeError("'head_dim' is a per-layer attribute")
+
+    model, _ = unknown_model("glm")
+    model.config.vocab_size = 60
+    with pytest.raises(UsageError, match=r"its head gives \[1, 20, 61\] where its config says \[1, 20, 60\]"):
+        measure(HFModel(model), PROBE % 60)
+    config = type(model.config)
+    model.config.__class__ = type(config.__name__, (config,), {"head_dim": property(uneven)})
+    with pytest.raises(UsageError, match=r"^this glm model is not measured: 'head_dim' is a per-layer attribute$"):
+        HFModel(model)
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

@@ -15,7 +15,7 @@ class BirthmarkConfig(PretrainedConfig):
     """Config with every field of :class:`ModelConfig` under its name; the library's names for sizes work too."""
 
     model_type = "birthmark"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ("past_key_values", "cache")
     attribute_map = {  # noqa: RUF012 - as the library declares it
         "hidden_size": "d_model",
         "num_hidden_layers": "n_layers",

@@ -5,6 +5,7 @@ Legend: B sequences, T tokens of this call, S tokens so far with these, D width,
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from ...attention.kv_cache import LayerCache
 from ...decoder import Decoder
 from ...observe import Attended
 from .hub_config import BirthmarkConfig
+
+#: The library's name of the cache in outputs, and in calls of ``generate``: "past_key_values" before version 5.24.
+_CACHE = next(field.name for field in fields(CausalLMOutputWithPast) if field.name in ("cache", "past_key_values"))
 
 
 class CachedLayer(LayerCache):
@@ -125,6 +129,7 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        cache: Any = None,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """Compute next-token logits, and the loss if labels are given.
 
@@ -139,15 +144,20 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
             output_hidden_states: return the embeddings and each block's output, the last one after the final norm.
             output_attentions: return each block's weights on tokens ``[B, H, T, S]``.
             return_dict: False for a tuple.
+            cache: ``past_key_values``, by the name that the library has for it since version 5.24.
 
         Raises:
-            ValueError: an impossible mask, or padding in a model whose first positions see one another.
+            ValueError: a cache by both names; an impossible mask, or padding in a model whose first positions see one
+                another.
         """
         model, config = self.decoder, self.decoder.config
-        if past_key_values is None and (not self.training if use_cache is None else use_cache):
-            past_key_values = DynamicCache(config=self.config)
+        if cache is not None and past_key_values is not None:
+            raise ValueError("cache and past_key_values are two names of one: give it by one of them")
+        cache = past_key_values if cache is None else cache
+        if cache is None and (not self.training if use_cache is None else use_cache):
+            cache = DynamicCache(config=self.config)
         n_sequences, n_queries = input_ids.shape
-        first = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        first = 0 if cache is None else int(cache.get_seq_length())
         documents = documents_of_mask(attention_mask, n_sequences, n_queries, first)
         if documents is not None and config.attention.prefix is not None:
             raise ValueError("attention_mask with padding: the first positions of this model see one another, pad none")
@@ -157,8 +167,7 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
 
         x_BTD, place = model.enter(input_ids, shown, first, documents)
         for i, block in enumerate(model.blocks):
-            cache = None if past_key_values is None else CachedLayer(past_key_values, i, first + n_queries)
-            x_BTD = block(x_BTD, place, shown, cache)
+            x_BTD = block(x_BTD, place, shown, None if cache is None else CachedLayer(cache, i, first + n_queries))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
         logits = model.leave(x_BTD[:, logits_to_keep if isinstance(logits_to_keep, Tensor) else kept])
         assert isinstance(logits, Tensor)
@@ -170,7 +179,7 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
         output = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=past_key_values,
+            **{_CACHE: cache},
             hidden_states=tuple(shown.hidden_states) if shown is not None and wants_states else None,
             attentions=tuple(shown.attentions) if shown is not None and wants_weights else None,
         )

@@ -74,9 +74,9 @@ def test_a_snapshot_names_what_is_not_seen(mixtral, said, tmp_path):
 
 @pytest.mark.heavy
 def test_a_model_without_an_attention_that_is_seen_has_a_snapshot_and_a_page(said, tmp_path):
-    config = transformers.CodeGenConfig(vocab_size=40, n_embd=16, n_layer=1, n_head=4, n_positions=8, rotary_dim=2)
-    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path / "codegen")
-    shown = said(0, "snapshot", tmp_path / "codegen", *PROBE, "--out", tmp_path / "found").out
+    config = transformers.OpenAIGPTConfig(vocab_size=40, n_embd=16, n_layer=1, n_head=4, n_positions=8)
+    transformers.OpenAIGPTLMHeadModel(config).save_pretrained(tmp_path / "openai-gpt")
+    shown = said(0, "snapshot", tmp_path / "openai-gpt", *PROBE, "--out", tmp_path / "found").out
     assert "not seen: the attention of block 1 (it does not run through the attention interface" in shown
     summary = json.loads((tmp_path / "found" / "summary.json").read_text())
     assert "preference_ratio" in summary["bias"]

@@ -105,11 +105,18 @@ def test_every_arm_is_the_same_function_whole_in_pieces_and_padded(exported, liv
             cache = transformers.DynamicCache(config=theirs.config)
             parts = []
             for at, n_seen in ((slice(0, 9), 9), ([9], 10), ([10], 11), ([11], 12)):
-                more = {"attention_mask": mask_BT[:, :n_seen], "past_key_values": cache}
+                more = {"attention_mask": mask_BT[:, :n_seen], "cache": cache}  # its name since version 5.24
                 parts.append(theirs(padded_BT[:, at], **more).logits)
             found = torch.cat(parts, 1)
             torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-4, msg=name)
             torch.testing.assert_close(found[1, 3:], expected[1, :-3], atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_a_cache_has_one_name_at_a_time(exported, lively, random_tokens):
+    theirs = with_the_librarys_methods(exported, lively(ARMS["prefix_4"]).eval())
+    cache = transformers.DynamicCache(config=theirs.config)
+    with pytest.raises(ValueError, match=r"^cache and past_key_values are two names of one: give it by one of them$"):
+        theirs(random_tokens(ARMS["prefix_4"], n=1, length=6), past_key_values=cache, cache=cache)
 
 
 @torch.no_grad()
