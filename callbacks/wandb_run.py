@@ -8,6 +8,7 @@ import netrc
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired
@@ -210,17 +211,52 @@ def wandb_mode(config: LogConfig) -> Mode:
 
 
 class WandbRun(WandbLogger):
-    """Lightning's logger of a W&B run, each row of which has the step and the tokens trained on."""
+    """Lightning's logger of a W&B run, each row of which has the step and the tokens trained on.
 
-    def __init__(self, experiment: Any, mode: Mode, run: RunDir, tokens_after: Callable[[int], int]) -> None:
+    W&B works in a process of its own, which may be killed, or fail; then the run goes on without it.
+
+    Args:
+        experiment: the W&B run.
+        mode: mode of the log.
+        run: the run.
+        tokens_after: function from a number of steps to the tokens that they train on.
+        say: called with a line when W&B's process is gone.
+    """
+
+    def __init__(
+        self, experiment: Any, mode: Mode, run: RunDir, tokens_after: Callable[[int], int],
+        say: Callable[[str], object],
+    ) -> None:  # fmt: skip
         super().__init__(experiment=experiment)
-        self.run, self.tokens_after = run, tokens_after
+        self.run, self.tokens_after, self.say = run, tokens_after, say
         self.url: str | None = None if mode == "offline" else experiment.url
+        self._is_lost = False
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log one row."""
         assert step is not None
-        super().log_metrics({**metrics, _TOKENS: self.tokens_after(step)}, step)
+        log = super().log_metrics
+        self._send(lambda: log({**metrics, _TOKENS: self.tokens_after(step)}, step))
+
+    def _send(self, action: Callable[[], object]) -> None:
+        """Run an action of W&B, unless its process is gone."""
+        import wandb
+        from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
+
+        gone = (ConnectionError, HandleAbandonedError, MailboxClosedError)
+        if self._is_lost:
+            return
+        try:
+            action()
+        except gone as error:
+            self._is_lost = True
+            self.say(
+                f"W&B: its process is gone ({one_line(error) or type(error).__name__}); the run goes on and logs to "
+                f"{self.run.metrics}; a resumed run starts W&B again"
+            )
+            # Forgets the process: the library would ask it to end when this one does, and fail.
+            with suppress(*gone):
+                wandb.teardown()
 
     @property
     def where(self) -> str:
@@ -229,12 +265,13 @@ class WandbRun(WandbLogger):
 
     def alert(self, text: str) -> None:
         """Send the user a message, according to the user's settings in W&B."""
-        self.experiment.alert(f"{self.experiment.name} failed"[:63], text, level="ERROR", wait_duration=0)
+        title = f"{self.experiment.name} failed"[:63]
+        self._send(lambda: self.experiment.alert(title, text, level="ERROR", wait_duration=0))
 
     def end_in_fault(self, text: str) -> None:
         """Say why the process is about to end, and end the W&B run; for a process that cannot continue."""
         self.alert(text)
-        self.experiment.finish(exit_code=1)
+        self._send(lambda: self.experiment.finish(exit_code=1))
 
     def close(self, error: BaseException | None) -> None:
         """Add the run's files to the W&B run, and end it.
@@ -251,7 +288,7 @@ class WandbRun(WandbLogger):
                 self.alert(one_line(error, 1000))
             self._log_files(self.run.report if error is None else None)
         finally:
-            self.experiment.finish(exit_code=int(error is not None))
+            self._send(lambda: self.experiment.finish(exit_code=int(error is not None)))
 
     def _log_end(self) -> None:
         import wandb
@@ -262,7 +299,7 @@ class WandbRun(WandbLogger):
         if self.run.report.is_file():
             objects["report"] = wandb.Html(str(self.run.report), inject=False)
         if objects:
-            self.experiment.log(objects)
+            self._send(lambda: self.experiment.log(objects))
 
     def _log_files(self, report: Path | None) -> None:
         """Log config, birth certificate and, if they exist, the table of metrics and the report, as an artifact."""
@@ -272,12 +309,13 @@ class WandbRun(WandbLogger):
         for file in (self.run.config, self.run.birth, self.run.metrics_csv, report):
             if file is not None and file.is_file():
                 artifact.add_file(str(file))
-        self.experiment.log_artifact(artifact)
+        self._send(lambda: self.experiment.log_artifact(artifact))
 
 
 def wandb_run(
-    config: LogConfig, run: RunDir, identity: Identity, record: dict[str, Any], tokens_after: Callable[[int], int]
-) -> WandbRun | None:
+    config: LogConfig, run: RunDir, identity: Identity, record: dict[str, Any], tokens_after: Callable[[int], int],
+    say: Callable[[str], object] = print,
+) -> WandbRun | None:  # fmt: skip
     """Start or resume the W&B run of ``run``; None if W&B is off.
 
     Args:
@@ -286,6 +324,7 @@ def wandb_run(
         identity: names of the run, unless environment variables override them.
         record: values for the W&B run's config.
         tokens_after: function from a number of steps to the tokens that they train on.
+        say: called with a line if W&B's process ends before the run.
 
     Raises:
         UsageError: see :func:`wandb_mode`.
@@ -331,7 +370,7 @@ def wandb_run(
     except (wandb.Error, TimeoutError, OSError) as error:
         reason = one_line(error) or type(error).__name__
         raise RunError(f"log.wandb {mode}: W&B did not start ({reason}); try again, or give --log.wandb off") from error
-    logger = WandbRun(experiment, mode, run, tokens_after)
+    logger = WandbRun(experiment, mode, run, tokens_after, say)
     place = {name: getattr(experiment, name) or None for name in ("id", "project", "entity")}
     write_json(run.wandb, place | {"url": logger.url})
     # Steps are the horizontal axis, as Lightning has it; every row has the tokens too, which a panel can take instead.

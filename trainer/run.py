@@ -419,7 +419,7 @@ def pretrain(
             return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))
 
         progress.enter("set-up", start.step)
-        loggers = build_loggers(config, run, start, device, process) if rank() == 0 else []
+        loggers = build_loggers(config, run, start, device, process, console) if rank() == 0 else []
         held.push(lambda kind, error, trace: close_loggers(loggers, error))
         for logger in loggers:
             if isinstance(logger, WandbRun):

@@ -32,6 +32,7 @@ from ..measure.ranks import from_rank_zero, rank, world_size
 from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir
 from ..models.decoder import Decoder
+from ..report.terminal import say
 from .checkpoints.upload import Uploader
 from .config import RunConfig
 from .loop.profiling import CleanUp, StepProfile, check_room
@@ -190,8 +191,9 @@ def build_callbacks(
 
 
 def build_loggers(
-    config: RunConfig, run: RunDir, start: RunStart, device: torch.device, process: LaunchedProcess | None
-) -> list[Logger]:
+    config: RunConfig, run: RunDir, start: RunStart, device: torch.device, process: LaunchedProcess | None,
+    console: Console,
+) -> list[Logger]:  # fmt: skip
     """Build the run's own log, and the loggers that ``log.loggers`` names. Only rank 0 logs."""
     found: list[Logger] = [JsonLinesLogger(run)]
     if "csv" in config.log.loggers:
@@ -201,7 +203,8 @@ def build_loggers(
     # Facts of this start: a resumed run may do so elsewhere.
     made_with = {"birth": start.birth["digest"], "code": code(), "environment": environment(device, process)}
     record = {**asdict(config), **made_with}
-    wandb = wandb_run(config.log, run, _identity(config, run, start), record, config.tokens_after)
+    identity, tell = _identity(config, run, start), partial(say, console)
+    wandb = wandb_run(config.log, run, identity, record, config.tokens_after, tell)
     return found if wandb is None else [*found, wandb]
 
 

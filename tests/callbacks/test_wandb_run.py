@@ -1,5 +1,10 @@
 """What W&B is told, and what the environment decides of it (docs/run-directory.md)."""
 
+import os
+import re
+import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +103,45 @@ def test_the_environment_wins_a_failure_is_an_alert_and_a_run_goes_on_as_itself(
     (again,) = offline_wandb(run.path)
     assert (again.id, again.run.project, again.run.entity) == ("fromsweep", "theirs", "team")
     assert (again.run.run_group, list(again.run.tags), again.alerts) == ("demo", ["ours"], [])
+
+
+def kill_wandb():
+    """Kill the process that W&B works in, as a machine that is out of memory does."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = process.joinpath("stat").read_text().rpartition(")")[2].split()
+            is_wandb = process.joinpath("comm").read_text().startswith("wandb-core")
+        except OSError:  # ended meanwhile
+            continue
+        if is_wandb and int(words[1]) == os.getpid():
+            os.kill(int(process.name), signal.SIGKILL)
+            return
+    raise AssertionError("W&B has no process")
+
+
+@pytest.mark.heavy
+def test_a_run_goes_on_without_a_wandb_that_was_killed(run, offline_wandb):
+    said = []
+    logger = wandb_run(LogConfig(wandb="offline"), run, IDENTITY, {}, lambda step: 8 * step, said.append)
+    logger.log_metrics({"train/loss": 2.0}, 1)
+    kill_wandb()
+    until = time.monotonic() + 30
+    while not said:
+        assert time.monotonic() < until
+        logger.log_metrics({"train/loss": 1.0}, 2)
+        time.sleep(0.05)
+    logger.alert("loss is nan")
+    logger.close(None)
+    assert len(said) == 1
+    assert re.fullmatch(r"W&B: its process is gone \(.+\); the run goes on and logs to .*metrics\.jsonl; .*", said[0])
+    # One that goes on starts W&B again; what the killed process wrote has no end.
+    shutil.rmtree(run.path / "wandb")
+    again = wandb_run(LogConfig(wandb="offline"), run, IDENTITY, {}, lambda step: 8 * step, said.append)
+    again.log_metrics({"train/loss": 0.5}, 3)
+    again.close(None)
+    assert len(said) == 1
+    (start,) = offline_wandb(run.path)
+    assert (start.logged["train/loss"], start.logged["train/tokens"]) == (0.5, 24)
 
 
 def test_a_wandb_that_does_not_start_is_one_line(tmp_path):
