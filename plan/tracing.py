@@ -200,7 +200,7 @@ class Ledger(TorchDispatchMode):
                 self._infers = False
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
-        ShardingPropagator._propagate_tensor_meta_non_cached = infer  # type: ignore[method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = infer  # type: ignore[assignment, method-assign]
         super().__enter__()
         return self
 
