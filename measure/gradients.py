@@ -227,7 +227,8 @@ def _from_embeddings(model: Any) -> Iterator[None]:
     """Begin the graph, within the context, at the token embeddings, whichever parameters are trained."""
 
     def begin(module: nn.Module, inputs: Any, x_BTD: Tensor) -> Tensor:
-        return x_BTD.detach().requires_grad_()
+        # A copy: models may scale their embeddings in place, which torch forbids where a graph begins.
+        return x_BTD.detach().requires_grad_().clone()
 
     handle = model.get_input_embeddings().register_forward_hook(begin)
     try:

@@ -249,7 +249,14 @@ class HFModel(nn.Module):
         """
         if self._unseen is None:
             length = min(seq_len, _LOOK, self.config.max_seq_len or _LOOK)
-            record = self._look(torch.arange(length, device=self.device)[None] % self.config.vocab_size)
+            modes = {module: module.training for module in self.model.modules()}
+            # Dropout would make each pass another.
+            self.model.eval()
+            try:
+                record = self._look(torch.arange(length, device=self.device)[None] % self.config.vocab_size)
+            finally:
+                for module, mode in modes.items():
+                    module.training = mode
             config = self.config
             shape = config.n_heads, config.d_head, config.d_value
             self._unseen = unseen_places(record, self._blocks, self._places, shape, config.ff)

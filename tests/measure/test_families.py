@@ -13,6 +13,7 @@ from birthmark.errors import UsageError
 from birthmark.measure.hf import MODEL_TYPES, HFModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.measurement import measure
+from birthmark.measure.model_reading import read_model
 from birthmark.metrics.sinks import AttentionSinks
 
 PROBE = random_probe(61, 9, 20, 0)
@@ -170,6 +171,23 @@ def test_the_units_of_experts_are_what_their_maps_down_read(name, family_model):
         assert np.isfinite(arrays[name]).any(1).tolist() == [layer in routed for layer in blocks]
 
 
+def test_the_final_states_of_a_family_make_its_logits(family_name, family_model, tmp_path):
+    """And its head: two models are compared by them."""
+    model = family_model(family_name)
+    reading = read_model(family_name, HFModel(model), PROBE, tmp_path, batch_size=4, minibatch=9)
+    states = torch.cat([reading.states(batch) for batch in range(reading.n_batches)])
+    with torch.no_grad():
+        logits = model(torch.from_numpy(PROBE)).logits
+    torch.testing.assert_close(reading.head()(states), logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["opt", "gpt_neo"])
+def test_a_model_in_training_is_looked_at_without_its_dropout(name, family_model):
+    model = family_model(name).train()
+    assert HFModel(model).unseen() == ()
+    assert all(module.training for module in model.modules())
+
+
 def test_every_type_that_is_promised_is_tested(their_names, family_names):
     tested = {name.split()[0] for name in [*their_names, *family_names]}
     assert tested == set(MODEL_TYPES)
@@ -225,6 +243,16 @@ def test_a_residual_stream_of_another_shape_is_refused_by_name(name):
     kind = getattr(transformers, architecture)
     with pytest.raises(UsageError, match=re.escape(f"model is not measured: {why}")):
         measure(HFModel(kind(kind.config_class(**config)).eval()), PROBE)
+
+
+def test_a_map_between_final_states_and_head_is_refused_by_name(tmp_path):
+    config = transformers.ElectraConfig(
+        vocab_size=61, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, is_decoder=True,
+    )  # fmt: skip
+    model = HFModel(transformers.ElectraForCausalLM(config).eval())
+    with pytest.raises(UsageError, match=r"^this electra's logits are no linear map of its final states, so they"):
+        read_model("electra", model, PROBE, tmp_path, batch_size=4, minibatch=9)
 
 
 def test_heads_and_logits_that_the_config_does_not_tell_are_refused_by_name(unknown_model):

@@ -116,7 +116,7 @@ def of_theirs(model, attn, split):
 
     def keep(name):
         def hook(module, inputs, output):
-            x = output[0] if isinstance(output, tuple) else output
+            x = output[0] if isinstance(output, (tuple, list)) else output
             x.retain_grad()
             kept[name] = x
 
@@ -206,6 +206,15 @@ def test_a_broken_gradient_is_named_by_its_place():
         model.blocks[0].attn.v.weight[3, 3] = float("inf")
     with pytest.raises(RunError, match=r"the loss gradient is NaN or inf, first by the residual stream after block 2"):
         measure_gradients(model, PROBE, batch_size=4)
+
+
+def test_a_model_may_scale_its_embeddings_in_place(enliven):
+    """Where a graph begins, torch forbids that."""
+    config = transformers.CTRLConfig(vocab_size=61, n_embd=32, n_layer=L, n_head=H, n_positions=T, dff=48)
+    theirs = enliven(transformers.CTRLLMHeadModel(config))
+    expected = of_theirs(theirs, "multi_head_attention", lambda attn: {})["mlp"]
+    found = measure_gradients(HFModel(theirs), PROBE, batch_size=2).arrays["gradient_mlp"][..., :-1]
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5 * expected.max())
 
 
 def test_sharded_parameters_of_transformers_are_refused(their_model):
