@@ -375,8 +375,11 @@ class HFModel(nn.Module):
             "logits_to_keep": 1 if last_only else 0,
         }
         named = inspect.signature(type(self.model).forward).parameters
+        hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in named.values())
+        # Granite's language-model classes hand the cache's field on without naming it.
+        given = {name: more[name] for name in more if name in named or (hands_on and name == "use_cache")}
         with _forward_without_autocast(self.model):
-            output = self.model(input_ids=tokens_BT, **{name: value for name, value in more.items() if name in named})
+            output = self.model(input_ids=tokens_BT, **given)
         logits: Tensor = output.logits
         return logits[:, -1] if last_only else logits
 
@@ -413,7 +416,8 @@ def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: Family
     except RuntimeError as error:  # the library's, for a field that differs from block to block
         raise UsageError(f"this {model_type} model is not measured: {one_line(error)}") from None
     width = getattr(config, "qk_head_dim", None) or head_dim or d_model // n_heads
-    value_width, ff, limit, parts, n_experts, d_expert = width, 0, None, AttentionConfig(), 0, 0
+    value_width = getattr(config, "v_head_dim", None) or width
+    ff, limit, parts, n_experts, d_expert = 0, None, AttentionConfig(), 0, 0
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if (places is None or places.limited) and longest is not None and longest > 0:  # XLNet says −1 for none
         limit = longest
