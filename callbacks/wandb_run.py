@@ -240,12 +240,12 @@ class WandbRun(WandbLogger):
 
     def _send(self, action: Callable[[], object]) -> None:
         """Run an action of W&B, unless its process is gone."""
+        if self._is_lost:
+            return
         import wandb
         from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
         gone = (ConnectionError, HandleAbandonedError, MailboxClosedError)
-        if self._is_lost:
-            return
         try:
             action()
         except gone as error:

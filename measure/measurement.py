@@ -21,6 +21,7 @@ from ..models.tensor_shards import reshard
 from .builtin_metrics import OBSERVED, ObservedBirth, ObservedPreference, builtin_metrics
 from .config import AttentionWeights
 from .hf import HFModel
+from .hf.observed_pass import evaluating
 from .observed_metrics import Arrays, BirthReference, MetricSource, Scalars, Setting
 from .passes import (
     Batches,
@@ -76,16 +77,12 @@ __all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evalu
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluate without a trace: no gradients, no autocast, every module's mode restored, and gathered weights freed."""
-    modes = {module: module.training for module in model.modules()}
     device = model.device
     assert isinstance(device, torch.device)
-    model.eval()
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with evaluating(model), torch.no_grad(), torch.autocast(device.type, enabled=False):
             yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
         reshard(model)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from .family_places import EXPERTS, FamilyPlaces, places_of
 from .observed_pass import (
     ChangeAttention,
     ObservedPass,
+    evaluating,
     expert_width,
     find,
     transformers_library,
@@ -249,14 +250,8 @@ class HFModel(nn.Module):
         """
         if self._unseen is None:
             length = min(seq_len, _LOOK, self.config.max_seq_len or _LOOK)
-            modes = {module: module.training for module in self.model.modules()}
-            # Dropout would make each pass another.
-            self.model.eval()
-            try:
+            with evaluating(self.model):  # dropout would make each pass another
                 record = self._look(torch.arange(length, device=self.device)[None] % self.config.vocab_size)
-            finally:
-                for module, mode in modes.items():
-                    module.training = mode
             config = self.config
             shape = config.n_heads, config.d_head, config.d_value
             self._unseen = unseen_places(record, self._blocks, self._places, shape, config.ff)
@@ -366,6 +361,11 @@ class HFModel(nn.Module):
             observer, self._type, self._places, self._blocks, self.decoder, attends=attends, change=change
         )
 
+    @property
+    def _arguments(self) -> Mapping[str, inspect.Parameter]:
+        """Arguments that the model's forward pass names."""
+        return inspect.signature(type(self.model).forward).parameters
+
     def _logits(self, tokens_BT: Tensor, last_only: bool) -> Tensor:
         more = {
             "use_cache": False,
@@ -374,7 +374,7 @@ class HFModel(nn.Module):
             "return_dict": True,
             "logits_to_keep": 1 if last_only else 0,
         }
-        named = inspect.signature(type(self.model).forward).parameters
+        named = self._arguments
         hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in named.values())
         # Granite's language-model classes hand the cache's field on without naming it.
         given = {name: more[name] for name in more if name in named or (hands_on and name == "use_cache")}
@@ -387,8 +387,7 @@ class HFModel(nn.Module):
         """Return a function from the next tokens ``[B, T]`` to the logits behind them ``[B, V]``, with a cache."""
         cache: Any = None
         # The name of it since version 5.24, and before.
-        named = inspect.signature(type(self.model).forward).parameters
-        name = "cache" if "cache" in named else "past_key_values"
+        name = "cache" if "cache" in self._arguments else "past_key_values"
 
         def read(tokens_BT: Tensor) -> Tensor:
             nonlocal cache

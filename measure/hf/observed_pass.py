@@ -92,6 +92,18 @@ ChangeAttention = Callable[[int, WeightedSum, Tensor], None]
 _WATCHED: dict[nn.Module, tuple[int, ObservedPass]] = {}
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode within the context; each has its own mode again behind it."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 class ObservedPass:
     """A pass whose tensors are shown to an observer.
 

@@ -312,14 +312,14 @@ def _scores_of(scores: Scores, part: Part, n_rows: int, hides_later: bool = True
 
     q_NTK, k_NKS = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)
     # Only the last square has keys that are not seen, and adding is quicker than filling.
-    unseen_RR = _later_keys(n_rows, q.dtype, q.device)
+    unseen_RR = _later_keys(n_rows, q.dtype, q.device) if hides_later else None
     memory = q.new_empty(len(q_NTK) * n_rows * q_NTK.shape[1])
 
     def causal(start: int, stop: int) -> Tensor:
         block = memory[: len(q_NTK) * (stop - start) * stop].view(len(q_NTK), stop - start, stop)
         with torch.autocast(q.device.type, enabled=False):
             block.baddbmm_(q_NTK[:, start:stop], k_NKS[:, :, :stop], beta=0, alpha=scores.scale)
-        if hides_later:
+        if unseen_RR is not None:
             block[..., start:].add_(unseen_RR[: stop - start, : stop - start])
         return block
 

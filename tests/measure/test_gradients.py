@@ -209,7 +209,7 @@ def test_a_broken_gradient_is_named_by_its_place():
 
 
 def test_a_model_may_scale_its_embeddings_in_place(enliven):
-    """Where a graph begins, torch forbids that."""
+    """Torch forbids that to the tensor that begins a graph."""
     config = transformers.CTRLConfig(vocab_size=61, n_embd=32, n_layer=L, n_head=H, n_positions=T, dff=48)
     theirs = enliven(transformers.CTRLLMHeadModel(config))
     expected = of_theirs(theirs, "multi_head_attention", lambda attn: {})["mlp"]
