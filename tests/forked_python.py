@@ -15,6 +15,7 @@ The server ends when its standard input does; whoever starts it keeps the other 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib
@@ -121,6 +122,9 @@ def freeze_what_exists() -> None:
     """
     gc.collect()
     gc.freeze()
+    if "triton" in sys.modules:
+        # At the end of a process its bindings name, on standard error, all that the collector passes over.
+        atexit.register(gc.unfreeze)
     counted = gc.get_freeze_count()
     gc.get_freeze_count = functools.wraps(gc.get_freeze_count)(lambda: counted)
 

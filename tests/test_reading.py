@@ -102,7 +102,9 @@ _BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         (_BOMB, "more than 65,536 values (line 5)"),
         ("a: &a [*a]", "*a stands inside of itself"),
-        ("[" * 200_000, "nested more than 50 deep (line 1)"),
+        ("[" * 900, "nested more than 50 deep (line 1)"),
+        # The parser has a limit too, since PyYAML 6.0.4.
+        ("[" * 200_000, ("nested more than 50 deep (line 1)", "exceeded maximum nesting depth, line 1")),
         ("a: 1\nb: 2\na: 3", "a stands twice (line 1 and below)"),
         ("[1, 2]: 3", "a list or a group is a name (line 1)"),
         ("a: !!python/object/apply:os.getpid []", "could not determine a constructor for the tag"),
@@ -114,7 +116,8 @@ def test_yaml_that_would_take_the_machine_is_refused_before_it_is_built(text, me
     start = time.monotonic()
     with pytest.raises(UsageError) as error:
         read_yaml(file)
-    assert str(error.value).startswith(f"{file}: not YAML ({message}")
+    messages = (message,) if isinstance(message, str) else message
+    assert str(error.value).startswith(tuple(f"{file}: not YAML ({one}" for one in messages))
     assert time.monotonic() - start < 20
 
 
