@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TYPING := $(VENV)/typing
 EXAMPLES := birthmark/examples
 
-.PHONY: help setup pretrain test torture quick check format types docs real-models gpu gpu-wheels clean
+.PHONY: help setup pretrain test kernels torture quick check format types docs real-models gpu gpu-wheels clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -37,6 +37,18 @@ pretrain: setup  ## train the demo model, a few minutes on two cores, into runs/
 # cores (up to four) uses the time in which others wait for processes that they have started.
 test: setup  ## run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadfile --no-loadscope-reorder
+
+# Triton, 1 GB, lies by itself: in .venv every process that compiles would load it. It decides as it is imported whether it
+# interprets, so these tests run apart from the others.
+TRITON := $(VENV)/triton
+$(TRITON)/.installed: constraints.txt | $(VENV)/.installed
+	rm -rf $(TRITON)
+	$(INSTALL) --no-deps --target $(TRITON) triton
+	touch $@
+
+kernels: setup $(TRITON)/.installed  ## run the kernels of GPUs on a CPU, in Triton's interpreter
+	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR)/$(TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m interpreter \
+		tests/metrics tests/models tests/trainer/test_optimizers.py
 
 # Types of the whole package: mypy's cache keeps what did not change. Tests that train, start processes or are marked heavy are left out.
 quick: setup  ## lint, types and the tests that train nothing, under 2 minutes on two cores

@@ -28,6 +28,7 @@ import pytest
 import torch
 from forked_python import freeze_what_exists
 from hypothesis import settings
+from triton_kernels import IS_INTERPRETED
 
 from birthmark.callbacks.config import LogConfig
 from birthmark.data.config import DataConfig
@@ -134,12 +135,18 @@ def python():
 def pytest_collection_modifyitems(items):
     """Mark tests that train a model or start a process ``training``: ``make quick`` leaves them out.
 
-    Tests that are marked ``cuda`` are skipped where there is no GPU.
+    Tests that are marked ``cuda`` are skipped where there is no GPU, those marked ``interpreter`` by all but
+    ``make kernels``.
     """
-    no_gpu = pytest.mark.skip(reason="torch sees no GPU")
+    skips = {}
+    if not torch.cuda.is_available():
+        skips["cuda"] = pytest.mark.skip(reason="torch sees no GPU")
+    if not IS_INTERPRETED:
+        skips["interpreter"] = pytest.mark.skip(reason="`make kernels` runs it, in Triton's interpreter")
     for item in items:
-        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
-            item.add_marker(no_gpu)
+        for name, skip in skips.items():
+            if item.get_closest_marker(name):
+                item.add_marker(skip)
         info = item._fixtureinfo
         fixtures = [
             definition.func for name in info.names_closure for definition in info.name2fixturedefs.get(name, ())

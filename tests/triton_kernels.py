@@ -1,6 +1,6 @@
 """Places where tests run this project's kernels in Triton: its interpreter on a CPU, and a GPU.
 
-Triton decides as it is imported whether it interprets: run a file alone, with ``TRITON_INTERPRET=1``.
+Triton decides as it is imported whether it interprets: ``make kernels`` runs these tests alone.
 """
 
 import os
@@ -12,12 +12,11 @@ import pytest
 from birthmark import kernel_devices
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-#: Mark of a test that needs the interpreter.
-interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1 and Triton, which is 1 GB")
+_CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 #: Devices of a test of a kernel: the interpreter's, and a GPU.
-DEVICES = [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.cuda)]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.interpreter), _CUDA]
 #: Ways of a function that kernels or torch's operators do.
-WAYS = ["operators", pytest.param("interpreter", marks=interpreted), pytest.param("cuda", marks=pytest.mark.cuda)]
+WAYS = ["operators", pytest.param("interpreter", marks=pytest.mark.interpreter), _CUDA]
 
 
 def interpret(monkeypatch, module, **sizes):

@@ -1,20 +1,14 @@
 """The kernel of the loss, under Triton's interpreter on a CPU: against the formula in float64.
 
-Triton decides as it is imported whether it interprets: ``TRITON_INTERPRET=1 pytest tests/models/test_loss_kernel.py``.
+On a GPU ``test_linear_cross_entropy.py`` runs the kernel.
 """
 
-import os
 from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import torch
 
-if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
-    pytest.skip(
-        "needs TRITON_INTERPRET=1 and Triton, which is 1 GB; on a GPU test_linear_cross_entropy.py runs the kernel",
-        allow_module_level=True,
-    )
+pytestmark = pytest.mark.interpreter
 
 IGNORED = -100
 

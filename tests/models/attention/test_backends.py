@@ -13,7 +13,6 @@ from torch._dynamo import _trace_wrapped_higher_order_op
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_iter
-from triton_kernels import interpreted
 
 from birthmark import kernel_devices
 from birthmark.errors import UsageError
@@ -252,6 +251,7 @@ def test_cudnn_is_chosen_where_torch_would_choose_it(monkeypatch):
     """On fake tensors of a GPU whose generation is given; a window, a wide head and a single position are not its."""
     cuda = torch.cuda
     monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91800)
 
     def chosen(capability, shape=(2, 4, 70, 64), dtype=torch.bfloat16, window=None):
         monkeypatch.setattr(cuda, "get_device_capability", lambda index: capability)
@@ -260,7 +260,6 @@ def test_cudnn_is_chosen_where_torch_would_choose_it(monkeypatch):
 
     assert [chosen((major, 0)) for major in (8, 9, 10)] == ["flash", "cuDNN", "cuDNN"]
     assert chosen((9, 0), window=8) == "flash"
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91800)
     assert [chosen((9, 0), (2, 4, 70, width)) for width in (128, 136)] == ["cuDNN", "flash"]
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
     wide = [chosen((9, 0), (2, 4, 70, width)) for width in (136, 256, 264)]
@@ -312,7 +311,7 @@ def test_on_a_gpu_every_arm_equals_the_cpu_in_float64(name, width, dtype, tolera
     assert_like_float64(name, width, dtype, tolerance, "cuda", 600, monkeypatch)
 
 
-@interpreted
+@pytest.mark.interpreter
 @pytest.mark.parametrize("name", ARMS)
 def test_interpreted_every_arm_equals_the_cpu_in_float64(name, cuda_operators, small_tiles, monkeypatch):
     """This project's kernels under Triton's interpreter, torch's operators as formulas."""

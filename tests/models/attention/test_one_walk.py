@@ -1,11 +1,8 @@
 """The kernels of output, log-sum-exp and Σa² in one walk, under Triton's interpreter on a CPU: against autograd through
 the whole matrix in float64.
 
-Triton decides as it is imported whether it interprets: run this file alone, with ``TRITON_INTERPRET=1``.
+On a GPU ``test_backends.py`` runs the kernels.
 """
-
-import os
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,14 +15,7 @@ from birthmark.models.attention.fused import kernels, one_walk
 from birthmark.models.attention.positions import POSITIONS, Placement
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
-if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
-    pytest.skip(
-        "needs TRITON_INTERPRET=1 and Triton, which is 1 GB; on a GPU test_backends.py runs the kernels",
-        allow_module_level=True,
-    )
-
-
-pytestmark = pytest.mark.usefixtures("small_tiles")
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("small_tiles")]
 
 
 def whole(q, k, v, scale, first, others):

@@ -1,8 +1,7 @@
 """Sums over attention weights by two walks on a GPU, without a block of weights: against the whole matrix in float64,
 and against the way by blocks.
 
-Without a GPU the kernels run under Triton's interpreter. Triton decides as it is imported whether it interprets: run
-this file alone, with ``TRITON_INTERPRET=1``.
+Without a GPU the kernels run under Triton's interpreter (``make kernels``).
 """
 
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import pytest
 import torch
 from oracles import Operators, Traffic
 from torch.utils._pytree import tree_leaves
-from triton_kernels import IS_INTERPRETED
+from triton_kernels import DEVICES, IS_INTERPRETED
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
@@ -34,9 +33,6 @@ from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.plan.rehearsal import as_on
 from birthmark.trainer.run import pretrain
-
-#: Where the kernels run.
-WHERE = ["cpu"] if IS_INTERPRETED else [pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -124,7 +120,7 @@ class Given:
         return found, kinds[0] @ v, kinds[0]
 
 
-@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_all_sums_are_those_of_the_whole_matrix_and_of_blocks(name, device):
     given = Given(name, device)
@@ -161,7 +157,7 @@ def by_blocks(q, k, v):
     return weight_reader._sums_of_blocks(Scores(q, k, 1.0, Placement()), v, None)
 
 
-@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sums_of", [by_walk, by_blocks])
 def test_scores_of_thousands_overflow_nothing_and_nan_stays_in_its_row(sums_of, device):
     generator = torch.Generator().manual_seed(0)
@@ -181,7 +177,7 @@ def test_scores_of_thousands_overflow_nothing_and_nan_stays_in_its_row(sums_of, 
     assert torch.nonzero(found.received_CBHT.isnan()).tolist() == [[0, 0, 1, j] for j in range(34)]
 
 
-@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("most", "sizes"), [(1, [1] * 12), (2, [2] * 6), (9, [8, 4])])
 @pytest.mark.parametrize("n_rows", [17, 40])
 def test_blocks_of_any_size_have_the_same_sums(n_rows, most, sizes, device, monkeypatch):
@@ -214,14 +210,14 @@ def model_of(attention=PLAIN, **more):
 PROBE = random_probe(50, 3, 40, 0)
 
 
-@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["plain", "documents", "a sink, a window", "alibi"])
 def test_a_snapshot_is_that_by_blocks(name, device):
     attention = {
         "documents": AttentionConfig(documents=True),
         "a sink, a window": AttentionConfig(normaliser="softmax_sink", window=9),
     }.get(name, AttentionConfig())
-    model = model_of(attention, positions="alibi" if name == "alibi" else "rope").to(device)
+    model = model_of(attention, n_layers=1, positions="alibi" if name == "alibi" else "rope").to(device)
     numbers = np.broadcast_to(np.arange(40) // 15, PROBE.shape) if name in ("documents", "plain") else None
     by = {}
     for way in ("blocks", "walk"):
@@ -249,7 +245,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OTHERS)
 def test_attention_that_the_kernels_do_not_take_keeps_the_blocks(name, device, monkeypatch):
     monkeypatch.setattr(weight_sums, "weight_sums", lambda *_: pytest.fail("the kernels run"))
