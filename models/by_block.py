@@ -155,12 +155,12 @@ class DecoderByBlock(Decoder):
 
     def _fill(self, module: nn.Module, name: str) -> None:
         """Give a module its values."""
-        shapes = {f"{name}.{inside}": tensor.shape for inside, tensor in module.state_dict().items()}
+        empty = {f"{name}.{inside}": tensor for inside, tensor in module.state_dict().items()}
         found = {}
-        for full, tensor in self.weights.read(list(shapes)):
-            if tensor.shape != shapes[full]:
-                raise RunError(f"{full} has shape {list(tensor.shape)}, the model's {list(shapes[full])}")
-            found[full.removeprefix(f"{name}.")] = tensor.to(self.device, self.dtype).contiguous()
+        for full, tensor in self.weights.read(list(empty)):
+            if tensor.shape != empty[full].shape:
+                raise RunError(f"{full} has shape {list(tensor.shape)}, the model's {list(empty[full].shape)}")
+            found[full.removeprefix(f"{name}.")] = tensor.to(self.device, empty[full].dtype).contiguous()
         module.load_state_dict(found, assign=True)
 
     @contextmanager

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ...kernel_devices import fuses_rows
 from ..config import InitConfig, ModelConfig
@@ -130,6 +132,18 @@ class EstimatedCorrelation(Uncorrelated):
         self.register_buffer("square_of_mean_H", torch.zeros(config.n_heads))
         self.register_buffer("n_batches", torch.zeros(()))
         self.register_buffer("length", torch.zeros(()))
+
+    @override
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> EstimatedCorrelation:
+        """Convert the moments as any module does, but never below float32: ρ is a small difference of large ones."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, moment in self.named_buffers(recurse=False):
+            if torch.finfo(moment.dtype).bits < 32:
+                kept = before[name]
+                assert kept is not None
+                self._buffers[name] = kept.to(moment.device)
+        return self
 
     def reset(self) -> None:
         """Forget all batches."""

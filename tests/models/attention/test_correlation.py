@@ -78,6 +78,19 @@ def test_evaluation_freezes_it_and_before_the_first_batch_it_is_zero():
     assert torch.equal(part(values([0.9] * 4).float()), found)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_conversion_never_rounds_moments_below_float32(dtype):
+    """ρ is a small difference of the moments where values have a mean."""
+    part = EstimatedCorrelation(CONFIG)
+    part(values([0.1, 0.3, 0.6, 0.9], mean=4.0).float())
+    part.eval()
+    v, exact = values([0.5] * 4).float(), part(values([0.5] * 4).float())
+    moments = [moment.clone() for moment in part.buffers()]
+    part.to(dtype)
+    assert all(torch.equal(one, other.float()) for one, other in zip(moments, part.buffers(), strict=True))
+    torch.testing.assert_close(part(v.to(dtype)).float(), exact, atol=2e-6, rtol=1e-5)
+
+
 def test_learned_correlations_start_where_config_says_and_get_gradients():
     attention = AttentionConfig("calibrated", calibration=CalibrationConfig(correlation="learned", rho=0.3))
     model = born(replace(CONFIG, attention=attention), 0)
