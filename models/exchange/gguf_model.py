@@ -45,7 +45,7 @@ GGUF_TENSORS = "gguf.json"
 #: Least versions of the libraries; an earlier transformers fails at a tokenizer that names no BOS.
 _LEAST = {"gguf": (0,), "transformers": (5, 18)}
 #: Version of the kept content, increased at every change of it.
-_FORMAT = 1
+_FORMAT = 2
 #: Keys of ``tokenizer_config.json`` that say how ``transformers`` found it.
 _OF_LOADING = ("backend", "is_local", "local_files_only", "name_or_path")
 #: Keys of the metadata, behind the architecture, that ``transformers`` leaves out of some configs → their fields.
@@ -55,7 +55,12 @@ _NOT_TAKEN = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "context_length": "n_positions",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
+#: Architectures whose metadata leave out the scale of scores → blocks of the one size whose heads do not give it. It
+#: follows from the size (llama.cpp's ``hparams.f_attention_scale``), and transformers takes 256 for every one.
+_BLOCKS_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 
 
 # ── the files of a model ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -302,6 +307,10 @@ def _config(library: Any, header: GgufHeader) -> Any:
     for key, field in _NOT_TAKEN.items():
         if key in said and hasattr(config, field):
             setattr(config, field, said[key])
+    if arch in _BLOCKS_SCALED_BY_WIDTH:
+        by_width = config.num_hidden_layers == _BLOCKS_SCALED_BY_WIDTH[arch]
+        per_head = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = per_head if by_width else config.head_dim
     rope = getattr(config, "rope_parameters", None)
     if rope and "rope_theta" in rope:
         d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -13,6 +13,7 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from birthmark.errors import RunError, UsageError
 from birthmark.models.config import ModelConfig
+from birthmark.models.exchange import gguf_model
 from birthmark.models.exchange.gguf_file import write_gguf
 from birthmark.models.exchange.gguf_model import GGUF_TENSORS, gguf_files, gguf_folder, kinds_of, open_weights
 from birthmark.models.exchange.gguf_tensors import READ
@@ -63,8 +64,8 @@ ARCHITECTURES = {
     "stablelm": ("StableLm", _GROUPED, {"rope.dimension_count": 2}),
     "nemotron": ("Nemotron", _GROUPED, {"rope.dimension_count": 4}),
 }
-#: Of these the library's own reader takes sizes or positions from its defaults: only names and values are compared.
-OTHER_CONFIG = ("qwen2moe", "qwen3moe", "gpt2", "phi3", "starcoder2")
+#: Of these the library's own reader takes sizes, positions or scales from its defaults: names and values are compared.
+OTHER_CONFIG = ("qwen2moe", "qwen3moe", "gpt2", "phi3", "starcoder2", "gemma2", "gemma3")
 
 
 def causal_lm(arch):
@@ -167,6 +168,17 @@ def test_positions_follow_from_the_file(tmp_path):
 
     assert rope("starcoder2")["rope_theta"] == 500.0
     assert rope("nemotron")["partial_rotary_factor"] == 0.5
+
+
+@pytest.mark.parametrize(("scaled_by_width", "scalar"), [(46, 16), (BLOCKS, D // HEADS)])
+def test_scale_and_caps_of_scores_follow_from_the_file(tmp_path, monkeypatch, scaled_by_width, scalar):
+    """Gemma 2's file says the caps; the scale is that of a head, in its largest model (by blocks) that of the width."""
+    caps = {"attn_logit_softcapping": 7.0, "final_logit_softcapping": 3.0}
+    monkeypatch.setitem(gguf_model._BLOCKS_SCALED_BY_WIDTH, "gemma2", scaled_by_width)
+    monkeypatch.setitem(ARCHITECTURES, "gemma2", (*ARCHITECTURES["gemma2"][:2], ARCHITECTURES["gemma2"][2] | caps))
+    config = transformers.AutoConfig.from_pretrained(gguf_folder([write_architecture("gemma2", tmp_path / "it.gguf")]))
+    assert config.query_pre_attn_scalar == scalar
+    assert {name: getattr(config, name) for name in caps} == caps
 
 
 # ---------------------------------------------------------------- types of storage
