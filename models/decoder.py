@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol, overload
 
 import torch
@@ -200,6 +199,8 @@ class Decoder(nn.Module):
             Logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``; losses if targets are given.
         """
         first = 0 if cache is None else cache.length
+        if 0 < first < (self.config.attention.prefix or 0):
+            raise ValueError(f"{first} positions are in the cache: attention.prefix has more, which see one another")
         documents = None if documents_BT is None else Documents.of(documents_BT)
         if documents is not None and (cache is not None or not self.config.attention.documents):
             raise ValueError("documents_BT is for a model with attention.documents, and goes with no cache")
@@ -232,7 +233,7 @@ class Decoder(nn.Module):
 
     def reader(self, n_positions: int) -> Callable[[Tensor], Tensor]:
         """Return a function from the next tokens ``[B, T]`` to the logits behind them ``[B, V]``, with a cache."""
-        return partial(self, last_only=True, cache=KeyValueCache(self.config, n_positions))
+        return CachedReader(self, self.config, n_positions)
 
     def enter(
         self,
@@ -290,14 +291,46 @@ def _counting(tokens_BT: Tensor, targets_BS: Tensor) -> Tensor:
 # ---------------------------------------------------------------- text, a token at a time
 
 
+class CachedReader:
+    """Passes over the next tokens of some sequences, with a cache.
+
+    The positions of a prefix see one another: until it is whole, each pass reads all tokens again.
+
+    Args:
+        model: the decoder, or a module around it.
+        config: its config.
+        n_positions: largest number of positions that will be read.
+    """
+
+    def __init__(self, model: Callable[..., Tensor], config: ModelConfig, n_positions: int) -> None:
+        self.model, self.config, self.n_positions = model, config, n_positions
+        self.cache = KeyValueCache(config, n_positions)
+        self._in_prefix: list[Tensor] = []
+
+    def __call__(self, tokens_BT: Tensor) -> Tensor:
+        """Return the logits ``[B, V]`` behind the next tokens ``[B, T]``."""
+        n_prefix = self.config.attention.prefix or 0
+        if 0 < self.cache.length < n_prefix:
+            tokens_BT = torch.cat([*self._in_prefix, tokens_BT], dim=1)
+            self.cache = KeyValueCache(self.config, self.n_positions)
+        self._in_prefix = [tokens_BT] if tokens_BT.shape[1] < n_prefix and not self.cache.length else []
+        return self.model(tokens_BT, last_only=True, cache=self.cache)
+
+
+#: Temperature below which float32 logits overflow; all that are not the largest have a weight of 0 long before.
+_LEAST_TEMPERATURE = 1e-30
+
+
 def choose(logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
     """Choose one token id per row, ``[B]``: the likeliest at temperature 0, else drawn from the ``top_k`` likeliest."""
     if temperature == 0:
         return logits_BV.argmax(-1)
-    logits_BV = logits_BV.float() / temperature
+    logits_BV = logits_BV.float()
+    # Below the largest one, and finite where the temperature is next to 0.
+    logits_BV = (logits_BV - logits_BV.amax(-1, keepdim=True)) / max(temperature, _LEAST_TEMPERATURE)
     if top_k is not None and top_k < logits_BV.shape[-1]:
-        least_B1 = logits_BV.topk(top_k).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+        likeliest = logits_BV.topk(top_k)
+        logits_BV = torch.full_like(logits_BV, -torch.inf).scatter(-1, likeliest.indices, likeliest.values)
     return torch.multinomial(logits_BV.softmax(-1), 1, generator=generator)[:, 0]
 
 

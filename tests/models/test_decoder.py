@@ -231,9 +231,12 @@ def test_norms_on_both_sides_and_side_by_side(norm, parallel, lively):
 # The likeliest from the whole pass, and draws with the softmax's frequencies.
 
 
-@pytest.mark.parametrize("positions", ["rope", "learned", "alibi"])
-def test_greedy_generation_equals_the_whole_pass_each_time(positions, lively):
-    attention = AttentionConfig("headnorm", window=6, normaliser="softmax_sink")
+@pytest.mark.parametrize(
+    ("positions", "prefix"), [("rope", None), ("learned", None), ("alibi", None), ("rope", 3), ("rope", 6)]
+)
+def test_greedy_generation_equals_the_whole_pass_each_time(positions, prefix, lively):
+    """Also of a prompt that is shorter than a prefix."""
+    attention = AttentionConfig("headnorm", window=6, normaliser="softmax_sink", prefix=prefix)
     model = lively(ModelConfig(**SMALL | {"max_seq_len": 20}, positions=positions, attention=attention)).eval()
     tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
     expected = tokens
@@ -253,6 +256,9 @@ def test_choices_have_the_softmax_frequencies_and_no_others_than_the_top():
     top = choose(logits.expand(2000, -1), 5.0, 2, generator).bincount(minlength=4)
     assert (top[:2] > 500).all()
     assert (top[2:] == 0).all()
+    # As many as asked for where others are as likely, and the likeliest at a temperature next to 0.
+    assert len(choose(torch.zeros(2000, 50), 1.0, 3, generator).unique()) == 3
+    assert choose(logits, 1e-39, None, generator).tolist() == [0]
 
 
 def test_learned_positions_end_where_their_table_does():

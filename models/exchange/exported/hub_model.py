@@ -16,6 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ...attention.document_mask import Documents
 from ...attention.kv_cache import LayerCache
 from ...decoder import Decoder
+from ...linear_cross_entropy import IGNORED
 from ...observe import Attended
 from .hub_config import BirthmarkConfig
 
@@ -147,8 +148,8 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
             cache: ``past_key_values``, by the name that the library has for it since version 5.24.
 
         Raises:
-            ValueError: a cache by both names; an impossible mask, or padding in a model whose first positions see one
-                another.
+            ValueError: a cache by both names; an impossible mask; in a model whose first positions see one another,
+                padding, or a cache that holds a part of them.
         """
         model, config = self.decoder, self.decoder.config
         if cache is not None and past_key_values is not None:
@@ -158,6 +159,11 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
             cache = DynamicCache(config=self.config)
         n_sequences, n_queries = input_ids.shape
         first = 0 if cache is None else int(cache.get_seq_length())
+        if 0 < first < (config.attention.prefix or 0):
+            raise ValueError(
+                f"the first {config.attention.prefix} positions of this model see one another, and the cache has "
+                f"{first}: give as many tokens at once, or use_cache=False"
+            )
         documents = documents_of_mask(attention_mask, n_sequences, n_queries, first)
         if documents is not None and config.attention.prefix is not None:
             raise ValueError("attention_mask with padding: the first positions of this model see one another, pad none")
@@ -173,6 +179,9 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
         assert isinstance(logits, Tensor)
         loss = None
         if labels is not None:
+            # Positions of a prefix that see their target predict nothing.
+            at_T = torch.arange(first, first + n_queries, device=labels.device)
+            labels = labels.masked_fill(at_T <= config.attention.first_prediction, IGNORED)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size)
         if shown is not None:
             shown.hidden_states[-1] = model.norm(x_BTD)

@@ -150,12 +150,15 @@ def test_greedy_text_of_padded_sequences_is_that_of_each_alone(exported, lively,
     assert torch.equal(found_BTV, expected_BTV)
 
 
-@pytest.mark.parametrize("name", ["softmax_sink", "window_16", "exact_attenuate"])
+@pytest.mark.parametrize("name", ["softmax_sink", "window_16", "exact_attenuate", "prefix_4"])
 def test_loss_and_gradients_are_ours(exported, lively, random_tokens, name):
     ours = lively(ARMS[name]).train()
     theirs = with_the_librarys_methods(exported, ours).train()
     tokens_BT = random_tokens(ARMS[name], n=2)
-    expected = ours(tokens_BT[:, :-1], targets_BS=tokens_BT[:, 1:]).objective
+    targets_BT = tokens_BT[:, 1:].clone()
+    if name == "prefix_4":
+        targets_BT[:, :3] = -100  # seen as they are predicted
+    expected = ours(tokens_BT[:, :-1], targets_BS=targets_BT).objective
     found = theirs(tokens_BT, labels=tokens_BT).loss
     torch.testing.assert_close(found, expected)
     expected.backward(), found.backward()
@@ -326,6 +329,8 @@ def test_what_cannot_be_done_is_refused(exported, lively):
     prefixed = with_the_librarys_methods(exported, lively(ARMS["prefix_4"]))
     with pytest.raises(ValueError, match="see one another, pad none"):
         prefixed(tokens_BT, attention_mask=torch.tensor([[0, 1, 1, 1]] * 2))
+    with pytest.raises(ValueError, match="the cache has 2: give as many tokens at once, or use_cache=False"):
+        prefixed.eval().generate(tokens_BT[:, :2], max_new_tokens=4, do_sample=False)
     with pytest.raises(ValueError, match="vocabulary of this model is fixed"):
         theirs.resize_token_embeddings(70)
 
