@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..errors import UsageError
 from ..schema import outside
-from .attention.config import AttentionConfig, CalibrationConfig, LatentConfig, Setting
+from .attention.config import MAX_FACTOR, AttentionConfig, CalibrationConfig, LatentConfig, Setting
 from .experts.config import ExpertsConfig
 
 # ---------------------------------------------------------------- fields of nested configs by their dotted names
@@ -141,8 +141,8 @@ class InitConfig:
         found = []
         if not 0 < self.std <= MAX_STD:
             found.append(f"model.init.std is {self.std}: give a number above 0, at most {MAX_STD:g}")
-        if not 0.1 <= self.truncate < float("inf"):
-            found.append(f"model.init.truncate is {self.truncate}: give a number from 0.1 on")
+        if not 0.1 <= self.truncate <= 100:
+            found.append(f"model.init.truncate is {self.truncate}: give 0.1 to 100")
         if twice := sorted({part for part in self.zero if self.zero.count(part) > 1}):
             found.append(f"model.init.zero names {', '.join(twice)} twice: name each part once")
         return found
@@ -369,8 +369,10 @@ class ModelConfig:
             found.append(f"model.norm_eps is {self.norm_eps}: give a positive number")
         if not 0 < self.rope_base < float("inf"):
             found.append(f"model.rope_base is {self.rope_base}: give a positive number")
-        if self.logit_softcap is not None and not 0 < self.logit_softcap < float("inf"):
-            found.append(f"model.logit_softcap is {self.logit_softcap}: give a positive number, or nothing")
+        if self.logit_softcap is not None and not 0 < self.logit_softcap <= MAX_FACTOR:
+            found.append(
+                f"model.logit_softcap is {self.logit_softcap}: give a number above 0 to {MAX_FACTOR:g}, or nothing"
+            )
         found += self.init.problems() + self.attention.problems(self.n_layers, self.max_seq_len)
         found += self.experts.problems(self.n_layers) + self.dropout.problems()
         if self.dropout.attention and (own := self.attention.user_parts.get("normaliser")):

@@ -236,7 +236,7 @@ INITIALISERS: dict[str, Callable[[InitConfig, Role], Distribution]] = {
 }
 
 
-def _for_tables(init: InitConfig) -> InitConfig:
+def for_tables(init: InitConfig) -> InitConfig:
     """Adapt the config for tables of vectors, which map nothing: a normal with 1/√width replaces an orthogonal
     matrix.
     """
@@ -341,7 +341,7 @@ class Embedding(nn.Embedding):
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`StatesBirth`."""
-        init = _for_tables(init)
+        init = for_tables(init)
         return {"weight": INITIALISERS[init.kind](init, Role(self.embedding_dim, self.num_embeddings))}
 
 
@@ -366,7 +366,7 @@ def birth_plan(model: nn.Module, init: InitConfig) -> dict[str, Distribution]:
         # Experts are parts of the MLP as a dense one's maps are.
         part = re.sub(r"^mlp\.(experts\.\d+|shared)\.", "mlp.", re.sub(r"^blocks\.\d+\.", "", prefix))
         # The output head is a linear map by form, but a table of vectors by role.
-        stated = module.distributions(_for_tables(init) if part == "head" else init)
+        stated = module.distributions(for_tables(init) if part == "head" else init)
         if missing := [name for name in own if name not in stated]:
             raise TypeError(f"{type(module).__name__} owns parameters {missing} but does not state their distributions")
         if part in init.zero:

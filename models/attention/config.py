@@ -8,6 +8,9 @@ from typing import Literal, NamedTuple, get_args
 from ...schema import outside, quoted
 from ..user_classes import is_user_class
 
+#: Largest factor of numbers in float32 that leaves room for sums of products.
+MAX_FACTOR = 1e30
+
 # ---------------------------------------------------------------- latent attention
 
 #: Fields that are read where ``kv_rank`` is set.
@@ -318,8 +321,10 @@ class AttentionConfig:
                     f"model.attention.{part} is {quoted(name)}: give {names}, or a class of your own as module:Class"
                 )
         found += self._window_problems(n_layers)
-        if not 0 < self.clip_alpha < float("inf"):
-            found.append(f"model.attention.clip_alpha is {self.clip_alpha}: give a number above 0")
+        if not 0 < self.clip_alpha <= MAX_FACTOR:
+            found.append(
+                f"model.attention.clip_alpha is {self.clip_alpha}: give a number above 0, at most {MAX_FACTOR:g}"
+            )
         if self.clip_zeta is not None and not 1 <= self.clip_zeta <= 10:
             found.append(f"model.attention.clip_zeta is {self.clip_zeta}: give a number from 1 to 10")
         if self.gate_at == "projection" and self.gate == "head":
@@ -399,6 +404,8 @@ class AttentionConfig:
             ]
         if small := [window for window in listed if window is not None and window < 1]:
             return [f"model.attention.window is {small[0]}: give at least 1"]
+        if large := [window for window in listed if window is not None and window > 1 << 27]:
+            return [f"model.attention.window is {large[0]}: give at most {1 << 27}"]
         if by_block and all(window is None for window in listed):
             return ["model.attention.window is null in every block: leave it out"]
         return []

@@ -74,6 +74,7 @@ def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
     if "rope_theta" in family.keys:
         rope = {key: content[key] for key in ("rope_theta", "partial_rotary_factor") if key in content}
         content["rope_parameters"] = {"rope_type": "default", **rope}
+    content |= {key: getattr(config.dropout, name) for key, name in family.dropout.items()}
     content["initializer_range"] = config.init.std
     return content
 

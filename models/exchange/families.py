@@ -68,6 +68,11 @@ class Family:
     by_head: bool = False
     """True if tensors are joined within each head."""
 
+    dropout: dict[str, str] = field(default_factory=lambda: {"attention_dropout": "attention"})
+    """Key of ``config.json`` → field of DropoutConfig: written, since ``transformers`` has rates for missing keys; a
+    rate without a key here is lost.
+    """
+
     own_tokenizer: bool = False
     """True if ``AutoTokenizer`` (5.x) splits text by the family's own rules, regardless of ``tokenizer.json``."""
 
@@ -172,6 +177,7 @@ FAMILIES = (
             "blocks.*.mlp.up": "transformer.h.*.mlp.c_fc",
             "blocks.*.mlp.down": "transformer.h.*.mlp.c_proj",
         },
+        dropout={"embd_pdrop": "embedding", "resid_pdrop": "residual", "attn_pdrop": "attention"},
         base="transformer.",
         activation="activation_function",
         gated=False,
@@ -272,6 +278,7 @@ FAMILIES = (
             "blocks.*.mlp.up": "gpt_neox.layers.*.mlp.dense_h_to_4h",
             "blocks.*.mlp.down": "gpt_neox.layers.*.mlp.dense_4h_to_h",
         },
+        dropout={"hidden_dropout": "residual", "attention_dropout": "attention"},
         base="gpt_neox.",
         gated=False,
         required={"rope_type": "default", "attention_bias": True},

@@ -88,6 +88,11 @@ def _prefix(model: Decoder, family: Family) -> tuple[dict[str, Any], dict[str, T
             f"adapter.kind prefix with model.positions {config.positions}: peft's prefix shifts the positions of the "
             "tokens, which this model would see; only rotary positions are exported"
         )
+    if config.attention.window is not None:
+        raise UsageError(
+            "adapter.kind prefix with model.attention.window: peft's prefix is a part of the window, which leaves it "
+            "behind, and this model's queries always see it; only models without a window are exported"
+        )
     # Behind peft's prefix tokens stand at t + P, and queries turn by as much: keys turn with them.
     at = model.positions.place(1, torch.device("cpu"), first=length)
     assert isinstance(at, Placement)

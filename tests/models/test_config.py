@@ -52,7 +52,9 @@ IMPOSSIBLE = [
     ({"n_heads": 4, "n_kv_heads": 8}, "model.n_kv_heads 8"),
     *(({"norm_eps": eps}, "model.norm_eps ") for eps in (0.0, -1e-5, NAN, INF)),
     *(({"rope_base": base}, "model.rope_base ") for base in (0.0, NAN, INF)),
-    *(({"logit_softcap": cap}, "model.logit_softcap ") for cap in (0.0, -30.0, INF)),
+    *(({"logit_softcap": cap}, "model.logit_softcap ") for cap in (0.0, -30.0, 1e300, INF)),
+    (attention(normaliser="softmax_clipped", clip_alpha=1e300), "model.attention.clip_alpha is 1e+300: give a number"),
+    (attention(window=1 << 28), "model.attention.window is 268435456: give at most 134217728"),
     *(({"init": InitConfig("normal", std)}, "model.init.std ") for std in (0.0, -1.0, 1e39, NAN, INF)),
     (attention(calibration={"direction": "attenuate", "t_ref": 0}), "model.attention.calibration.t_ref "),
     *(({"dropout": DropoutConfig(**{place: share})}, f"model.dropout.{place} is {share}: give at ")
@@ -65,7 +67,7 @@ IMPOSSIBLE = [
     (attention(calibration={"n_eff": "analytic", "gradient": False}), "model.attention.calibration.gradient "),
     *(({"init": InitConfig(kind, 0.5)}, "model.init.std ") for kind in ("fan_in", "orthogonal")),
     *(({"init": InitConfig("truncated_normal", truncate=at)}, "model.init.truncate ")
-      for at in (0.0, 0.09, -2.0, NAN, INF)),
+      for at in (0.0, 0.09, -2.0, 1e200, NAN, INF)),
     ({"init": InitConfig("normal", truncate=3.0)}, "model.init.truncate "),
     ({"init": InitConfig(zero=["attn.o", "embed", "attn.o"])}, "model.init.zero names attn.o twice"),
     ({"norm": "dyt", "norm_scale": True}, "model.norm_scale is set, but only model.norm rmsnorm reads it"),

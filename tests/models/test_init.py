@@ -168,6 +168,16 @@ def test_an_orthogonal_model_keeps_its_tables_normal():
             torch.testing.assert_close(gram, torch.eye(len(gram)), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("kv_bias", ["key", "value", "key_value"])
+def test_learned_keys_and_values_are_a_table_too(kv_bias):
+    attention = AttentionConfig(kv_bias=kv_bias, kv_bias_tokens=None if kv_bias == "value" else 2)
+    births = [born(replace(MODEL, attention=attention, init=InitConfig(kind)), 0) for kind in ("orthogonal", "fan_in")]
+    orthogonal, normal = (dict(birth.named_parameters()) for birth in births)
+    found = [name for name in normal if ".attn.bias." in name]
+    assert found
+    assert all(torch.equal(orthogonal[name], normal[name]) for name in found)
+
+
 # Parts that start at zero
 
 

@@ -10,8 +10,9 @@ import yaml
 
 from birthmark.errors import UsageError
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, CalibrationConfig, DropoutConfig, InitConfig, ModelConfig
 from birthmark.models.exchange.conversion import config_from_json, config_to_json, family_of, tensor_mappings
+from birthmark.models.exchange.families import FAMILIES
 from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained, save_pretrained, write_pretrained
 from birthmark.models.exchange.written_layout import layout_of
 from birthmark.trainer.by_name.shipped_configs import find_config
@@ -59,6 +60,24 @@ def test_configs_as_they_were_first_published_are_our_presets():
     for name, content in {"gpt2-124m": gpt2, "pythia-160m": pythia}.items():
         d_ff = None if name == "gpt2-124m" else 3072
         assert config_from_json(content) == dataclasses.replace(preset(name), init=InitConfig("normal"), d_ff=d_ff)
+
+
+def test_a_model_is_trained_on_with_its_rates_of_dropout(tmp_path):
+    """The library has rates of its own for what a config leaves out."""
+    config = dataclasses.replace(preset("gpt2-124m"), d_model=16, n_layers=1, n_heads=2, vocab_size=40, max_seq_len=8)
+    model, tokens = born(config, 0), torch.arange(8)[None]
+    save_pretrained(model, tmp_path / "none")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "none").train()
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-5, rtol=1e-5)
+    rates = DropoutConfig(embedding=0.2, residual=0.3, attention=0.4)
+    for name, keys in {
+        "gpt2": {"embd_pdrop": 0.2, "resid_pdrop": 0.3, "attn_pdrop": 0.4},
+        "llama": {"attention_dropout": 0.4},
+        "gpt_neox": {"hidden_dropout": 0.3, "attention_dropout": 0.4},
+    }.items():
+        (family,) = (family for family in FAMILIES if family.model_type == name)
+        content = config_to_json(dataclasses.replace(config, dropout=rates), family)
+        assert {key: value for key, value in content.items() if "drop" in key} == keys
 
 
 def test_the_older_spelling_of_rotary_settings_is_read_and_written(their_folder, tmp_path):

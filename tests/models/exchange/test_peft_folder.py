@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,6 +87,7 @@ def test_a_merged_lora_is_a_model_with_the_same_logits(tmp_path):
         (LLAMA, AdapterConfig("prefix_plus"), "adapter.kind prefix_plus: peft has no such kind"),
         (GPT2, AdapterConfig("lora", rank=2), "names attn.q, which gpt2 keeps in one tensor with others"),
         (GPT2, AdapterConfig("prefix"), "model.positions learned"),
+        (replace(LLAMA, attention=AttentionConfig(window=8)), AdapterConfig("prefix"), "model.attention.window: peft"),
     ],
 )
 def test_what_peft_cannot_hold_is_refused_in_a_line(config, adapter, expected, tmp_path):
