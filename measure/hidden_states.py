@@ -24,14 +24,14 @@ from ..errors import UsageError
 from ..files import file_sha256, save_tensors, tensor_file, user_path
 from ..models.birth import digest_of
 from ..models.by_block import DecoderByBlock
-from ..models.config import ModelConfig
+from ..models.config import ModelConfig, dotted
 from ..models.decoder import Decoder
 from .hf import HFConfig, HFModel
 from .measurement import evaluation_mode
 from .passes import batches_of, kept_states
 from .ranks import batches_of_rank, gather_rows
 
-_FORMAT = 1
+_FORMAT = 2
 _FILE = "hidden.safetensors"
 
 
@@ -204,6 +204,11 @@ def weights_digest(model: nn.Module) -> str:
     return digest_of(sorted([*model.named_parameters(), *model.named_buffers()]))
 
 
+def definition(model: Decoder | HFModel) -> dict[str, Any]:
+    """Return all that decides the results of a pass beside weights and buffers, by dotted names."""
+    return model.definition if isinstance(model, HFModel) else dotted(asdict(model.config))
+
+
 def cached_hidden_states(
     model: Decoder | HFModel,
     probe: FingerprintProbe,
@@ -219,7 +224,7 @@ def cached_hidden_states(
     key = fingerprint(
         format=_FORMAT,
         weights=weights_digest(model),
-        model=asdict(model.config),
+        model=definition(model),
         dtype=str(_table(model).weight.dtype),
         probe=asdict(probe),
     )

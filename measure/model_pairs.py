@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError, UsageError
+from ..files import one_line
 from ..metrics.two_models import Barrier, cka, hsic, loss_barrier, token_kl, token_loss
 from ..models.decoder import Decoder
 from .hf import HFModel
+from .hidden_states import definition
 from .measurement import evaluation_mode
 from .model_reading import ModelReading, final_states, output_head
 from .next_tokens import first_prediction, passes, standard_error
@@ -49,7 +51,9 @@ def line_problem(a: Decoder | HFModel, b: Decoder | HFModel) -> str | None:
             return f"only one of them has {name}"
         if tensors_a[name].shape != tensors_b[name].shape:
             return f"{name} is {list(tensors_a[name].shape)} in one and {list(tensors_b[name].shape)} in the other"
-    return None if a.config == b.config else "their configs differ"
+    one, other = definition(a), definition(b)
+    differ = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    return f"their configs differ in {one_line(', '.join(differ))}" if differ else None
 
 
 def losses_on_line(

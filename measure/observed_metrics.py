@@ -107,7 +107,9 @@ class Setting:
 
     @property
     def n_constant(self) -> int:
-        """Leading positions whose states are the same in all sequences; in a prefix, queries see later tokens."""
+        """Leading positions whose states are the same in all sequences: none where queries see later tokens."""
+        if isinstance(self.model, HFModel):
+            return 0 if self.model.sees_later else self.n_same
         return 0 if self.model.config.attention.prefix else self.n_same
 
     @cached_property

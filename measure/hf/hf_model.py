@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...errors import UsageError
 from ...files import one_line
-from ...models.config import AttentionConfig
+from ...models.config import AttentionConfig, dotted
 from ...models.observe import Attended, Observer, Site, Sublayer, Unseen, UnseenPlace
 from ...models.tensor_shards import compute_dtype, full_shape, full_tensor
 from .family_places import EXPERTS, FamilyPlaces, places_of
@@ -160,6 +160,15 @@ class HFConfig:
         return self.max_seq_len
 
 
+#: Fields of a config that no pass in evaluation mode reads, and ends of their names.
+_UNREAD = {
+    *("_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "return_dict", "initializer_range"),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "router_aux_loss_coef"),
+}
+_UNREAD_ENDS = ("dropout", "pdrop")
+
+
 class HFModel(nn.Module):
     """A ``transformers`` model with a language-model head, called and observed like a Decoder.
 
@@ -200,10 +209,23 @@ class HFModel(nn.Module):
         self._attends = self._places is not None or bool(getattr(self.model, "_supports_attention_backend", False))
         self.config = _shape(config, self._type, self._blocks, self._places)
         self._unseen: tuple[Unseen, ...] | None = None
+        self.sees_later = False
+        """True if queries see later keys; found as :meth:`unseen` looks."""
         self.change_attention: ChangeAttention | None = None
         """Function that changes the value aggregations of observed passes, where it is set
         (measure/interventions.py).
         """
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """Class and config, by dotted names: with its weights and buffers, all that decides the results of a pass."""
+        fields = dotted(self.model.config.to_dict())
+        kind = type(self.model)
+        return {"class": f"{kind.__module__}.{kind.__qualname__}"} | {
+            name: value
+            for name, value in fields.items()
+            if not (name.rpartition(".")[2] in _UNREAD or name.endswith(_UNREAD_ENDS))
+        }
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -313,6 +335,7 @@ class HFModel(nn.Module):
         observed = self._pass(seen, attends=True)
         with observed.running(), same.comparing(observed):
             off = self._logits(tokens_1T, last_only=False) - logits
+        self.sees_later = observed.sees_later
         found = same.first_other()
         where = None if found is None else f"after the attention of block {found[0]}, by {found[1]:.2g} times"
         if where is None and bool(off.any()):

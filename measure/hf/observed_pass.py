@@ -134,6 +134,8 @@ class ObservedPass:
         self._masks: dict[int, tuple[Tensor, ReadMask]] = {}
         self._before_gate: dict[int, Attended] = {}
         self._rounds = False
+        self.sees_later = False
+        """True if a query of an attention so far sees later keys."""
         self.attention_modules: dict[nn.Module, int] = {}
         """Modules that have attended in the pass so far, each with the number of its block."""
 
@@ -160,6 +162,7 @@ class ObservedPass:
         """
         causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False
         mask = self._read(attention_mask, query.shape[2], sliding_window, causal=causal)
+        self.sees_later |= mask.prefix is not None
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         # The shown tensors are those that the model uses: gradients flow back through them.
         k, v = (over_heads(x, query.shape[1]) for x in (key, value))

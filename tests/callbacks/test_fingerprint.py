@@ -15,6 +15,7 @@ from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
 from birthmark.measure import hidden_states as hidden
 from birthmark.measure.config import FingerprintConfig
+from birthmark.measure.hf import HFModel
 from birthmark.measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states, weights_digest
 from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import HiddenStates, compare
@@ -102,6 +103,18 @@ def test_the_cache_knows_weights_config_and_probe(model, tmp_path, monkeypatch):
     cached_hidden_states(born(replace(SMALL, rope_base=5000.0), 0), PROBE, tmp_path)
     assert len(passes) == 3
     assert weights_digest(model) == digest(model)
+
+
+def test_the_cache_knows_what_a_config_of_transformers_says_beyond_its_sizes(their_model, tmp_path):
+    model, other = their_model("llama"), their_model("llama", hidden_act="gelu")
+    other.load_state_dict(model.state_dict())
+    found = [cached_hidden_states(HFModel(each.eval()), PROBE, tmp_path) for each in (model, other)]
+    np.testing.assert_array_equal(found[1], hidden_states(HFModel(other), PROBE))
+    assert not np.allclose(*found, atol=0.1)
+    # What no pass reads is no other model.
+    model.config.use_cache, model.config.attention_dropout = False, 0.3
+    cached_hidden_states(HFModel(model), PROBE, tmp_path)
+    assert sum(path.is_dir() for path in tmp_path.iterdir()) == 2
 
 
 def test_a_run_logs_its_lineage_beside_strangers(tiny, tmp_path):

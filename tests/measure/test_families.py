@@ -308,3 +308,19 @@ def test_of_any_other_model_the_residual_stream_is_measured_and_the_rest_is_name
             weights = model(tokens, output_attentions=True).attentions
         mass = torch.stack([w[:, :, 1:, 0].mean((0, 2)) for w in weights])
         np.testing.assert_allclose(found.arrays["sink_mass"], mass.numpy(), atol=1e-5)
+
+
+def test_outputs_behind_a_fixed_token_vary_where_queries_see_later_ones(family_model):
+    """The first position's variance is 0 in a causal model alone."""
+    probe = PROBE.copy()
+    probe[:, 0] = 7
+    for is_bidirectional in (False, True):
+        model = HFModel(family_model("gemma3_text", use_bidirectional_attention=is_bidirectional).eval())
+        found = measure(model, probe, batch_size=4).arrays["positional_variance"]
+        with torch.no_grad():
+            model(torch.from_numpy(probe), observer=(seen := Seen()))
+        wanted = torch.stack([seen.attended[layer].o_BHTK.double().var(0).mean(-1) for layer in (1, 2)])
+        np.testing.assert_allclose(
+            found, wanted.transpose(1, 2) if found.shape[1] != 4 else wanted, rtol=1e-4, atol=1e-9
+        )
+        assert (found[:, :, 0] > 1e-6).all() == is_bidirectional

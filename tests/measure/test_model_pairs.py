@@ -140,12 +140,15 @@ def test_losses_on_the_line_are_those_of_the_models_there(models, tokens):
     assert all(torch.equal(tensor, a.state_dict()[name]) for name, tensor in before.items())
 
 
-def test_there_is_no_line_between_models_of_two_configs(models, tokens):
+def test_there_is_no_line_between_models_of_two_configs(models, tokens, their_model):
     with pytest.raises(UsageError, match=r"no straight line between them: .* is "):
         losses_on_line(models[0], models[1], [0, 1], tokens, batch_size=4)
     loud = born(dataclasses.replace(CONFIG, logit_softcap=9.0), 0)
-    with pytest.raises(UsageError, match="their configs differ"):
+    with pytest.raises(UsageError, match="their configs differ in logit_softcap"):
         losses_on_line(models[0], loud, [0, 1], tokens, batch_size=4)
+    theirs = [HFModel(their_model("llama", hidden_act=name)) for name in ("silu", "relu")]
+    with pytest.raises(UsageError, match="their configs differ in hidden_act"):
+        losses_on_line(*theirs, [0, 1], tokens, batch_size=4)
 
 
 def all_losses(model, tokens, folder, documents=None):
