@@ -161,8 +161,8 @@ def measure(
 
     Raises:
         UsageError: one of your metrics is not a metric, or attention weights cannot be read this way on this machine.
-        RunError: the model gives NaN or inf (names the first place in the pass); or one of your metrics fails, or
-            changes the model.
+        RunError: the model gives NaN or inf, or states whose squares are inf (names the first place in the pass); or
+            one of your metrics fails, or changes the model.
     """
     sources, run, config = find_metrics(metrics), pass_of(model), model.config
     builtin = dict(OBSERVED)

@@ -88,7 +88,8 @@ class MetricObserver:
         """See models/observe.py."""
         sums = ActivationSums(h_BTD)
         if self.finite is not None:
-            self.finite.see(site, layer, sums.total)
+            # Squares of finite states may overflow: all directions would be zeros.
+            self.finite.see(site, layer, sums.norm)
         self._show("residual", site, layer, sums)
 
     def attention(self, layer: int, attended: Attended) -> None:
@@ -243,7 +244,7 @@ def not_finite(place: str, model: Decoder | HFModel) -> RunError:
     mend = ""
     if compute_dtype(model) == torch.float16:
         mend = f"; float16 ends at {torch.finfo(torch.float16).max:.0f}: measure it in bfloat16 or float32"
-    return RunError(f"the model gives NaN or inf, first in {place}{mend}")
+    return RunError(f"the model gives NaN or inf, or states too large for a norm, first in {place}{mend}")
 
 
 # ---------------------------------------------------------------- storage of a probe's hidden states between two blocks

@@ -6,6 +6,7 @@ This module depends on no trainer: the callbacks for Lightning (callbacks/snapsh
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 import warnings
@@ -63,6 +64,11 @@ def top_tokens(
     return listed
 
 
+def probe_digest(probe_NT: np.ndarray) -> str:
+    """Compute the first 16 digits of the SHA-256 over a probe's token ids, little-endian int64."""
+    return hashlib.sha256(np.ascontiguousarray(probe_NT, "<i8").tobytes()).hexdigest()[:16]
+
+
 def snapshot_of(
     model: Decoder | HFModel,
     found: Measurement,
@@ -98,6 +104,7 @@ def snapshot_of(
             "n_sequences": probe_NT.shape[0],
             "seq_len": probe_NT.shape[1],
             "probe_seed": probe_seed,
+            "digest": probe_digest(probe_NT),
             "dtype": str(compute_dtype(model)).removeprefix("torch."),
             **({} if n_tokens is None else {"n_tokens": n_tokens}),
         },
@@ -459,11 +466,12 @@ class SnapshotRecorder:
         stored, config = Snapshot.read(folder), model.config
         arrays = stored.arrays
         shapes = [arrays[name].shape if name in arrays else None for name in ("mean_direction", "mean_prob")]
-        probe = [stored.summary.get("probe", {}).get(name) for name in ("n_sequences", "seq_len", "probe_seed")]
-        if shapes != [(config.n_layers + 1, config.d_model), (config.vocab_size,)] or probe != [
-            *self.probes["random"].shape,
-            self.config.probe_seed,
-        ]:
+        measured, asked = stored.summary.get("probe", {}), self.probes["random"]
+        facts = {"n_sequences": asked.shape[0], "seq_len": asked.shape[1], "probe_seed": self.config.probe_seed}
+        # Snapshots of earlier versions have no digest.
+        facts |= {"digest": probe_digest(asked)} if "digest" in measured else {}
+        is_same = all(measured.get(name) == fact for name, fact in facts.items())
+        if shapes != [(config.n_layers + 1, config.d_model), (config.vocab_size,)] or not is_same:
             raise UsageError(f"{folder}: is of another model or another probe; give another folder, or that probe")
         strange = zip(arrays.get("stranger_direction", ()), arrays.get("stranger_mean_prob", ()), strict=True)
         return [BirthReference(d, p) for d, p in [(arrays["mean_direction"], arrays["mean_prob"]), *strange]]

@@ -93,6 +93,7 @@ class ProbeFacts(TypedDict):
     n_sequences: NotRequired[Count]
     seq_len: NotRequired[Size]
     probe_seed: NotRequired[int]
+    digest: NotRequired[str]
     dtype: NotRequired[str]
     n_tokens: NotRequired[Size]
 

@@ -46,8 +46,10 @@ def total_size(x_BTD: Tensor) -> Tensor:
 
 
 def inverse_norms(norm: Tensor) -> Tensor:
-    """Compute ``1/‖x‖``; finite where a vector is 0, so that its unit vector is 0."""
-    return norm.clamp_min(torch.finfo(norm.dtype).tiny).reciprocal_()
+    """Compute ``1/‖x‖``. Below the norm from which squares underflow, 2·10⁻¹⁸ in float32, it is that of this norm: what
+    stands for the unit vector of a smaller one shrinks with it, to 0.
+    """
+    return norm.clamp_min(16 * float(torch.finfo(norm.dtype).tiny) ** 0.5).reciprocal_()
 
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -80,7 +82,7 @@ class SequenceSums(NamedTuple):
     second_BT: Tensor
     """``Σ (x − μ)²`` over the channels of each position."""
     fourth_root_BT: Tensor
-    """``√Σ (x − μ)⁴`` over the channels of each position."""
+    """``√Σ (x − μ)⁴`` over the channels of each position, in float32 for sizes from 10⁻⁹ to 10⁹."""
     largest_BT: Tensor
     """``max |x|`` over channels, in the inputs' type or float32."""
     away_squared_BD: Tensor
@@ -90,7 +92,7 @@ class SequenceSums(NamedTuple):
         """Compute the moments."""
         length, width = self.second_BT.shape[-1], self.away_squared_BD.shape[-1]
         variance_B = self.second_BT.sum(-1, dtype=torch.float64) / (length * width - 1)
-        fourth_BT = self.fourth_root_BT.square().double() / width
+        fourth_BT = self.fourth_root_BT.double().square() / width
         largest_BT = self.largest_BT.to(self.second_BT.dtype)
         return SequenceMoments(variance_B.sqrt(), fourth_BT, largest_BT, self.away_squared_BD.sqrt())
 

@@ -49,8 +49,8 @@ def _rows(  # type: ignore[no-untyped-def]
         tl.store(out + n_rows, tl.sum(size, 1), mask=there)
         tl.store(out + 2 * n_rows, square, mask=there)
         tl.store(out + 3 * n_rows, tl.max(size, 1), mask=there)
-        # Finite where a row is 0: the smallest normal number.
-        inverse = 1.0 / tl.maximum(tl.sqrt(square), 1.1754943508222875e-38)
+        # As `inverse_norms`.
+        inverse = 1.0 / tl.maximum(tl.sqrt(square), 1.7347235e-18)
         unit_sum += tl.sum(tile * inverse[:, None], 0)
     tl.store(units + (b * tl.num_programs(0) + c) * D + channel, unit_sum, mask=channel < D)
 

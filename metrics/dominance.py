@@ -25,13 +25,16 @@ _STREAMS = 8
 
 def symmetric_eigenvalues(upper_DD: Tensor) -> Tensor:
     """Return the eigenvalues ``[D]``, rising, of the symmetric matrix whose upper half is given; the part below the
-    diagonal is not read.
+    diagonal is not read. NaN if the matrix is not finite.
     """
+    # The solvers raise over inf and NaN. A GPU is not waited for.
+    finite = upper_DD.triu().isfinite().all()
+    upper_DD = upper_DD.masked_fill(~finite, 0.0)
     if upper_DD.device.type != "cpu":
-        return torch.linalg.eigvalsh(upper_DD, UPLO="U")
+        return torch.linalg.eigvalsh(upper_DD, UPLO="U").masked_fill(~finite, torch.nan)
     # numpy's OpenBLAS takes .55 of the time of torch's MKL on an AMD processor. In the order of Fortran, the upper half
     # is the lower one.
-    return torch.from_numpy(np.linalg.eigvalsh(upper_DD.numpy().T, UPLO="L"))
+    return torch.from_numpy(np.linalg.eigvalsh(upper_DD.numpy().T, UPLO="L")).masked_fill(~finite, torch.nan)
 
 
 def each_at_once(function: Callable[[Tensor], Tensor], matrices: Iterable[Tensor], at_most: int) -> list[Tensor]:

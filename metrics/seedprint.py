@@ -283,10 +283,10 @@ def _as_published(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) -
         mean, sd = pipeline_moments(n, width, wanted, recipe.choice, recipe.temperature, draws, recipe.null_seed)
     else:
         mean, sd = permuted_inputs_moments(p_NK, q_NK, draws, recipe.null_seed)
-    if not sd > 0:
-        return _undefined(recipe, k, n, "too few Gaussian pairs have two identity dimensions in common: raise k")
     if not np.isfinite(statistic):
         return _undefined(recipe, k, n, "an identity dimension is the same for all inputs after the softmax")
+    if not sd > 0:
+        return _undefined(recipe, k, n, "too few Gaussian pairs have two identity dimensions in common: raise k")
     signals = [(statistic, (statistic - mean) / sd)]
     if recipe.aggregate:
         means_N1 = (z.x_ND[:, columns].mean(1, dtype=np.float64)[:, None] for z in (a, b))

@@ -181,7 +181,7 @@ def test_what_is_not_finite_ends_the_pass_where_it_is():
             read.extend(names)
             return super().read(names)
 
-    with pytest.raises(RunError, match="NaN or inf, first in the hidden activations of the MLP of block 2"):
+    with pytest.raises(RunError, match="for a norm, first in the hidden activations of the MLP of block 2"):
         measure(DecoderByBlock(PLAIN, Told(model)), PROBE)
     assert "blocks.1.mlp.up.weight" in read
     assert not any(name.startswith("blocks.2.") for name in read)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
 import warnings
 from pathlib import Path
@@ -82,8 +83,8 @@ def test_a_snapshot_is_what_measure_gives_compared_with_step_0(llama, token_batc
     assert first.bias["drift"] == pytest.approx(1)
     assert last.bias["drift"] < 0.999
     assert last.summary["model"]["model_type"] == "llama"
-    probe = {"kind": "random", "n_sequences": 10, "seq_len": 8, "probe_seed": 0, "dtype": "float32"}
-    assert last.summary["probe"] == probe
+    facts = {"kind": "random", "n_sequences": 10, "seq_len": 8, "probe_seed": 0, "dtype": "float32"}
+    assert last.summary["probe"] == facts | {"digest": hashlib.sha256(probe.tobytes()).hexdigest()[:16]}
     assert not {"tokens", "init_seed", "alignment_stranger"} & {*last.summary, *last.bias}
     order = np.argsort(-first.arrays["mean_prob"], kind="stable").tolist()
     for token in last.summary["top_tokens"]:
@@ -225,6 +226,8 @@ def test_what_cannot_be_is_refused_in_one_line(llama, small_probe, tiny, tmp_pat
     refused("step-00000000: is of another model", lambda: SnapshotRecorder(tmp_path, small_probe).take(other, 1))
     longer = tiny({"snapshot.seq_len": 9, "snapshot.batch_size": 4}).snapshot
     refused("or another probe", lambda: SnapshotRecorder(tmp_path, longer).take(llama(), 1))
+    ids = {"random": np.ones((10, 8), np.int64)}
+    refused("or another probe", lambda: SnapshotRecorder(tmp_path, small_probe, probes=ids).take(llama(), 1))
     refused("n_sequences is 1", lambda: SnapshotRecorder(tmp_path, tiny({"snapshot.n_sequences": 1}).snapshot))
     text = tiny({"snapshot.probes": ["random", "text"]}).snapshot
     refused("snapshot.probes has 'text': give its token ids", lambda: SnapshotRecorder(tmp_path, text))
@@ -237,7 +240,7 @@ def test_what_cannot_be_is_refused_in_one_line(llama, small_probe, tiny, tmp_pat
     broken = llama()
     with torch.no_grad():
         broken.lm_head.weight[0, 0] = torch.nan
-    with pytest.raises(RunError, match="step 4, random probe: the model gives NaN or inf, first in the logits"):
+    with pytest.raises(RunError, match=r"step 4, random probe: the model gives NaN or inf, .* first in the logits"):
         SnapshotRecorder(tmp_path, small_probe).take(broken, 4)
     assert not RunDir(tmp_path).snapshot(4).exists()
 
@@ -355,7 +358,7 @@ def test_a_step_without_a_snapshot_is_noted_in_the_folder_and_on_the_page(llama,
     recorder.take_if_possible(llama(), 0)
     with torch.no_grad():
         broken.lm_head.weight[0, 0] = torch.nan
-    reason = "random probe: the model gives NaN or inf, first in the logits"
+    reason = "random probe: the model gives NaN or inf, or states too large for a norm, first in the logits"
     with pytest.warns(UserWarning, match=f"not measured at step 4: {reason}"):
         assert recorder.take_if_possible(broken, 4) is None
     run = RunDir(tmp_path)
@@ -367,6 +370,15 @@ def test_a_step_without_a_snapshot_is_noted_in_the_folder_and_on_the_page(llama,
     raises = dataclasses.replace(small_probe, on_error="raise")
     with pytest.raises(RunError, match="the model gives NaN or inf"):
         SnapshotRecorder(tmp_path, raises).take_if_possible(broken, 5)
+
+
+def test_states_too_large_for_a_norm_are_not_measured_and_end_no_training(llama, small_probe, tmp_path):
+    """They and the logits are finite."""
+    model = llama()
+    with torch.no_grad():
+        model.model.embed_tokens.weight *= 1e25
+    with pytest.warns(UserWarning, match="too large for a norm, first in the embeddings"):
+        assert SnapshotRecorder(tmp_path, small_probe).take_if_possible(model, 0) is None
 
 
 def test_a_training_of_which_nothing_can_be_measured_says_why(small_probe, tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import triton_kernels
+from torch.nn import functional as F
 
 from birthmark.metrics import activation_sums
 from birthmark.metrics.activation_sums import ActivationSums, channel_norms
@@ -65,6 +66,18 @@ def test_torchs_operators_give_the_formulas_on_every_device(kind, dtype, monkeyp
     torch.testing.assert_close(
         channel_norms(heads).as_subclass(torch.Tensor)[:, 0], sums.norm.as_subclass(torch.Tensor)
     )
+
+
+@pytest.mark.parametrize("device", ["torch", *triton_kernels.DEVICES])
+def test_rows_whose_squares_underflow_have_no_direction(device, monkeypatch):
+    """Down to a norm of 2·10⁻¹⁸ each counts as one unit vector; one of 10⁻²⁵ as next to none."""
+    if device != "torch":
+        monkeypatch.setattr(activation_sums, "fuses_rows", lambda _: True)
+    x_BTD = activations((2, 12, 48))[:, 1:2].repeat(1, 4, 1)
+    sizes = torch.tensor([1e-17, 1e-25, 0.0, 1.0])
+    x_BTD = F.normalize(x_BTD, dim=-1) * sizes[:, None]
+    found = ActivationSums(x_BTD.to("cpu" if device == "torch" else device)).unit_sum.cpu()
+    torch.testing.assert_close(found, 2 * x_BTD[:, 3], rtol=1e-5, atol=1e-6)
 
 
 def test_moments_are_those_of_the_sequences_whole():

@@ -149,6 +149,13 @@ def test_as_many_as_there_are_cores_give_what_each_gives_alone():
     assert torch.equal(torch.stack(found), torch.stack([torch.linalg.eigvalsh(matrix) for matrix in matrices]))
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_a_matrix_that_is_not_finite_has_no_eigenvalues(value):
+    upper_DD = torch.eye(5, dtype=torch.float64)
+    upper_DD[1, 3] = value
+    assert symmetric_eigenvalues(upper_DD).isnan().all()
+
+
 def test_eigenvalues_are_those_of_the_upper_half():
     matrices = symmetric(3, 40)
     unread = torch.full((40, 40), torch.nan, dtype=torch.float64).tril(-1)

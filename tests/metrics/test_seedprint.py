@@ -208,6 +208,15 @@ def test_too_few_identity_dimensions_in_common_are_undefined():
     assert compare(x, y).verdict == "stranger"
 
 
+@pytest.mark.parametrize("null", ["analytic", "inputs"])
+def test_a_dimension_that_the_softmax_flattens_is_named(null):
+    x, y = kin(0)
+    x[:, 0] -= 20_000
+    y[:, 0] -= 20_000
+    reason = compare(x, y, LineageTestConfig(null=null, k=8)).reason
+    assert reason == "an identity dimension is the same for all inputs after the softmax"
+
+
 def test_columns_that_all_rank_alike_are_undefined():
     x = gaussian(0)[:, :1].repeat(5, 1)
     found = compare(x, x)
