@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -217,12 +218,15 @@ class HFModel(nn.Module):
         """
 
     @property
-    def definition(self) -> dict[str, Any]:
-        """Class and config, by dotted names: with its weights and buffers, all that decides the results of a pass."""
+    def definition(self) -> dict[str, str]:
+        """Class and config, as JSON by dotted names: with its weights and buffers, all that decides the results of a
+        pass.
+        """
         fields = dotted(self.model.config.to_dict())
         kind = type(self.model)
-        return {"class": f"{kind.__module__}.{kind.__qualname__}"} | {
-            name: value
+        # Code that comes with a model lies in a module of its folder.
+        return {"class": f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"} | {
+            name: json.dumps(value, sort_keys=True, default=str)
             for name, value in fields.items()
             if not (name.rpartition(".")[2] in _UNREAD or name.endswith(_UNREAD_ENDS))
         }
