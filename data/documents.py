@@ -17,9 +17,9 @@ from .encode import Document, Text
 
 # ---------------------------------------------------------------- choice of the documents for validation
 # A document belongs to validation when the hash of its name falls below ``data.val_fraction``, or that of its text if
-# it has no name; so adding or removing documents does not move the others. Two documents or more always give two
-# non-empty splits: if the hashes put all on one side, the document nearest to the other side changes sides. A single
-# document is split: its end is for validation.
+# it has no name; so adding or removing documents does not move the others. Two different hashes or more always give two
+# non-empty splits: if they put all on one side, the nearest to the other side changes sides, with every document that
+# has it. A single document, once or many times, is split: its end is for validation.
 
 TRAIN, VAL, OUT, WITHIN = range(4)
 """Codes (uint8) of a document's use: all of it for training or for validation, none of it, or a part for each."""
@@ -65,15 +65,16 @@ def below(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
 
 
 def validation_mask(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
-    """Return True for the documents (`name_hash` or `text_hash`, uint64 ``[n]``) that are for validation: bool
-    ``[n]``.
+    """Return True for the documents that are for validation, and for some but not all: bool ``[n]``.
+
+    Args:
+        hashes: `name_hash` or `text_hash` of each, uint64 ``[n]``, of two values or more.
+        val_fraction: share for validation.
     """
     is_val = below(hashes, val_fraction)
-    if len(hashes) > 1 and not is_val.any():
-        is_val[hashes.argmin()] = True
-    elif len(hashes) > 1 and is_val.all():
-        is_val[len(hashes) - 1 - hashes[::-1].argmax()] = False
-    return is_val
+    if not is_val.any():
+        return hashes == hashes.min()
+    return hashes != hashes.max() if is_val.all() else is_val
 
 
 def codes_of(keys: np.ndarray, used: np.ndarray, val_fraction: float) -> np.ndarray:
@@ -85,7 +86,8 @@ def codes_of(keys: np.ndarray, used: np.ndarray, val_fraction: float) -> np.ndar
         val_fraction: share for validation.
     """
     codes = np.full(len(keys), OUT, dtype=np.uint8)
-    codes[used] = WITHIN if used.sum() == 1 else validation_mask(keys[used], val_fraction)
+    of_used = keys[used]
+    codes[used] = WITHIN if (of_used == of_used[:1]).all() else validation_mask(of_used, val_fraction)
     return codes
 
 

@@ -224,7 +224,7 @@ class _RowMeta(Meta):
 class _RowCorpus(SurveyedCorpus):
     """Base of local and hub tables; subclasses load the table and identify it."""
 
-    split_rule = "text-xxh3"
+    split_rule = "text-xxh3, equal texts together"
     #: True if the survey hashes all rows together too.
     hashes_rows = False
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from birthmark.data import encode, text_files
 from birthmark.data.config import NAMED_CORPORA, DataConfig
 from birthmark.data.corpora import CORPORA, open_corpus
-from birthmark.data.documents import name_hash, split_single_document, validation_mask
+from birthmark.data.documents import TRAIN, VAL, WITHIN, codes_of, name_hash, split_single_document, validation_mask
 from birthmark.data.encode import encode_documents
 from birthmark.errors import RunError, UsageError
 
@@ -52,10 +52,14 @@ def test_val_fraction_is_met_in_expectation():
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=20), st.floats(1e-9, 1 - 1e-9))
-def test_two_documents_give_two_splits(hashes, fraction):
-    mask = validation_mask(np.array(hashes, dtype=np.uint64), fraction)
-    assert mask.any()
-    assert not mask.all()
+def test_two_documents_give_two_splits_and_equal_ones_share_theirs(hashes, fraction):
+    keys = np.array([*hashes, hashes[0], min(hashes), max(hashes)], dtype=np.uint64)
+    codes = codes_of(keys, np.ones(len(keys), dtype=bool), fraction).tolist()
+    by_key = {}
+    for key, code in zip(keys.tolist(), codes, strict=True):
+        by_key.setdefault(key, set()).add(code)
+    assert all(len(found) == 1 for found in by_key.values())
+    assert set(codes) == ({TRAIN, VAL} if len(by_key) > 1 else {WITHIN})
 
 
 @given(st.text(st.sampled_from("ab\n "), min_size=2, max_size=300), st.floats(0.001, 0.999))

@@ -180,7 +180,7 @@ def test_shards_are_reused_without_the_library(tmp_path, open_table, tokenizer, 
 def test_shards_of_other_splits_are_not_reused(tmp_path, open_table, tokenizer, monkeypatch, write_table):
     path = write_table(tmp_path / "table.jsonl", TEXTS)
     folders = set()
-    for rule in ("text-xxh3", "an older rule"):
+    for rule in (row_corpora.TableCorpus.split_rule, "text-xxh3"):
         monkeypatch.setattr(row_corpora.TableCorpus, "split_rule", rule)
         folders.add(build_shards(open_table(path), tokenizer, tmp_path / "cache", val_fraction=0.2).folder)
     assert len(folders) == 2
