@@ -25,35 +25,37 @@ from .documents import OUT, TRAIN, VAL, WITHIN, SurveyedCorpus, below
 def codes_by_content(corpora: Mapping[str, SurveyedCorpus], val_fraction: float) -> dict[str, np.ndarray]:
     """Return the code of each document's use for several corpora: uint8 ``[n]`` each (`birthmark.data.documents`).
 
-    A source whose documents all fall on one side moves the nearest text to the other, in every source. One that holds a
-    single text, once or many times, gives the end of that text; other sources leave the text out.
+    A text has one code in every source, and every source has training and validation. One that holds a single text,
+    once or many times, gives the end of that text. One whose documents all fall on one side moves the nearest text that
+    no source needs on its side; if there is none, the nearest of all is divided like a single text.
     """
-    codes, single = {}, []
+    codes: dict[str, np.ndarray] = {}
     for name, corpus in corpora.items():
         corpus.check_any()
-        used = corpus.sizes > 0
-        codes[name] = np.where(used, below(corpus.contents, val_fraction), OUT).astype(np.uint8)
-        first = corpus.contents[used.argmax()]
-        if (corpus.contents[used] == first).all():
-            single.append(first)
-            codes[name][used] = WITHIN
-    moved: dict[int, int] = {}
-    for name, corpus in corpora.items():
-        if (codes[name] == WITHIN).any():
-            continue
-        contents, of_source = corpus.contents, codes[name]
-        of_source[np.isin(contents, single) & (of_source != OUT)] = OUT
-        for content, code in moved.items():
-            of_source[(contents == content) & (of_source != OUT)] = code
-        for side, other in ((VAL, TRAIN), (TRAIN, VAL)):
-            here = contents[of_source == other]
-            if not (of_source == side).any() and len(free := np.setdiff1d(here, np.array([*moved], np.uint64))):
-                moved[int(free.min() if side == VAL else free.max())] = side
-                of_source[contents == (free.min() if side == VAL else free.max())] = side
-    # A text that a later source moved is moved in earlier ones too.
-    for name, corpus in corpora.items():
-        for content, code in moved.items():
-            codes[name][(corpus.contents == content) & (codes[name] < OUT)] = code
+        codes[name] = np.where(corpus.sizes > 0, below(corpus.contents, val_fraction), OUT).astype(np.uint8)
+
+    def only_text(name: str, code: int) -> np.ndarray:
+        found = corpora[name].contents[codes[name] == code]
+        return found[:1] if (found == found[:1]).all() else found[:0]
+
+    def put(text: np.uint64, code: int) -> None:
+        for name, of_source in codes.items():
+            of_source[(corpora[name].contents == text) & (of_source != OUT)] = code
+
+    def lacking(name: str) -> list[int]:
+        return [] if (codes[name] == WITHIN).any() else [side for side in (TRAIN, VAL) if side not in codes[name]]
+
+    # The sources' order decides nothing: texts that are alone go first, then sources in the order of their texts.
+    one_sided = {name: np.unique(corpora[name].contents[codes[name] != OUT]) for name in codes if lacking(name)}
+    for texts in one_sided.values():
+        if len(texts) == 1:
+            put(texts[0], WITHIN)
+    for name in sorted(one_sided, key=lambda name: one_sided[name].tobytes()):
+        for side in lacking(name):
+            needed = [only_text(one, TRAIN + VAL - side) for one in codes if WITHIN not in codes[one]]
+            free = np.setdiff1d(one_sided[name], np.concatenate(needed))
+            nearest = free if len(free) else one_sided[name]
+            put(nearest.min() if side == VAL else nearest.max(), side if len(free) else WITHIN)
     return codes
 
 
@@ -96,9 +98,7 @@ def divide(config: DataConfig, corpora: Mapping[str, Corpus]) -> Divided:
     divided = dict(corpora)
     if len(config.sources) > 1:
         for name, codes in codes_by_content(corpora, config.val_fraction).items():
-            corpus = corpora[name]
-            elsewhere = int(((codes == OUT) & (corpus.sizes > 0)).sum())
-            divided[name] = corpus.with_codes(codes, {"only text of another source": elsewhere} if elsewhere else {})
+            divided[name] = corpora[name].with_codes(codes, {})
     within, across = _counted(config, corpora)
     record: dict[str, Any] = {"duplicates_across_sources": across} if config.sources else {}
     if config.decontaminate is not None:
