@@ -152,6 +152,9 @@ class Tokens(Protocol):
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Read ``length`` tokens from each of ``starts``: int64 ``[n, length]``."""
 
+    def indexed_starts(self) -> np.ndarray | None:
+        """Return the first token of each document by the files' indexes, int64 ``[D]``; None if they have none."""
+
 
 class JoinedTokens:
     """Parts of arrays, one after another, read as one.
@@ -182,6 +185,10 @@ class JoinedTokens:
 
     def __len__(self) -> int:
         return int(self._ends_P[-1]) if len(self._ends_P) else 0
+
+    def indexed_starts(self) -> np.ndarray | None:
+        """See `Tokens`."""
+        return None
 
     def may_hold_too_large(self, out: np.ndarray) -> bool:
         """Return True if the read tokens hold one that is not below `limit`; negative ones count as large."""

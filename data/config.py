@@ -246,8 +246,9 @@ class DataConfig:
     """Type of stored tokens, for token files that do not say it: those of nanoGPT (``uint16``) and OLMo."""
 
     end_token: int | None = None
-    """Token that ends a document, for token files that do not say where documents end: they are read once to find the
-    ends, and each document belongs to one split. Without it, validation has the end of each file."""
+    """Token that ends a document, for token files. Files that do not say where documents end are read once to find the
+    ends, and each document belongs to one split; without it, validation has the end of each file. ``packing``, ``bos``
+    and ``model.attention.documents`` take the tokenizer's end-of-text token by default."""
 
     val_path: str | list[str] | None = None
     """Token files for validation, such as nanoGPT's ``val.bin``, in place of a part of ``path``."""

@@ -21,6 +21,8 @@ from .tokenizer import TextTokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .token_files import SplitTokens
+
 
 # ---------------------------------------------------------------- beginnings of documents in sequences of token ids
 
@@ -195,14 +197,18 @@ class StoredArrays:
 _EMPTY_BYTES = 128
 
 
-def document_starts(tokens: Tokens, end: int) -> np.ndarray:
-    """Find the first token of each document, int64 ``[D]``, rising: the corpus' first, and each behind an ``end``."""
+def document_starts(tokens: Tokens, end: int | None) -> np.ndarray:
+    """Find the first token of each document, int64 ``[D]``, rising: the corpus' first, those of its index, and each
+    behind an ``end``.
+    """
     ends = [
         np.flatnonzero(tokens.read(np.array([first]), min(_SCANNED, len(tokens) - first))[0] == end) + first
-        for first in range(0, len(tokens), _SCANNED)
+        for first in range(0, len(tokens) if end is not None else 0, _SCANNED)
     ]
     behind = np.concatenate([np.empty(0, dtype=np.int64), *ends]) + 1
-    return np.concatenate([np.zeros(min(1, len(tokens)), dtype=np.int64), behind[behind < len(tokens)]])
+    starts = np.concatenate([np.zeros(min(1, len(tokens)), dtype=np.int64), behind[behind < len(tokens)]])
+    indexed = tokens.indexed_starts()
+    return starts if indexed is None else np.union1d(starts, indexed)
 
 
 def pieces_of(starts_D: np.ndarray, n_tokens: int, seq_len: int, bos: str) -> Pieces:
@@ -236,7 +242,7 @@ def pieces_of(starts_D: np.ndarray, n_tokens: int, seq_len: int, bos: str) -> Pi
 
 
 def packed(
-    tokens: Tokens, identity: str, cache_dir: Path, *, packing: str, bos: str, seq_len: int, end: int
+    tokens: Tokens, identity: str, cache_dir: Path, *, packing: str, bos: str, seq_len: int, end: int | None
 ) -> StoredArrays:
     """Build or load the index of a packing: ``start``, ``length`` and ``begins`` of the pieces (`Pieces`), sequence by
     sequence; ``first``, the first piece of each sequence, and one past the last, int64 ``[N + 1]``; ``filled``, tokens
@@ -249,7 +255,7 @@ def packed(
         packing: ``data.packing``.
         bos: ``data.bos``, resolved.
         seq_len: positions of a sequence.
-        end: the end-of-text token.
+        end: the end-of-text token; None: the tokens hold none.
     """
     how = {"packing": packing, "bos": bos, "seq_len": seq_len} if packing != "concat" else {"packing": packing}
     key = fingerprint(format=_FORMAT, tokens=identity, n_tokens=len(tokens), end=end, **how)
@@ -277,7 +283,7 @@ def _as_they_come(bin_P: np.ndarray) -> np.ndarray:
 
 
 def _packed(
-    starts_D: np.ndarray, tokens: Tokens, packing: str, bos: str, seq_len: int, end: int
+    starts_D: np.ndarray, tokens: Tokens, packing: str, bos: str, seq_len: int, end: int | None
 ) -> dict[str, np.ndarray]:
     pieces = pieces_of(starts_D, len(tokens), seq_len, bos)
     capacity = seq_len if bos == "sequence" else seq_len + 1
@@ -413,9 +419,11 @@ class Layout:
     """``document``, ``sequence`` or ``none``."""
     end_token: int | None
     bos_token: int | None
+    indexed: bool = False
+    """True if the tokens' files say where documents begin."""
 
     def __post_init__(self) -> None:
-        needs_end = self.packing != "concat" or self.bos == "document"
+        needs_end = (self.packing != "concat" or self.bos == "document") and not self.indexed
         if needs_end and self.end_token is None:
             what = f"packing {self.packing}" if self.packing != "concat" else "bos document"
             raise UsageError(
@@ -424,17 +432,23 @@ class Layout:
             )
         if self.bos != "none" and self.bos_token is None:
             raise UsageError(
-                f"data.bos {self.bos}: data.tokenizer has neither BOS nor an end-of-text token; give one, or bos none"
+                f"data.bos {self.bos}: data.tokenizer has neither BOS nor an end-of-text token; give one that "
+                "has, data.end_token of token files, or bos none"
             )
 
     @classmethod
-    def of(cls, config: DataConfig, tokenizer: TextTokenizer | None) -> Layout:
+    def of(cls, config: DataConfig, tokenizer: TextTokenizer | None, tokens: SplitTokens | None = None) -> Layout:
         """Return the layout for the config of one source. Documents end at ``data.end_token``, or else at the
-        tokenizer's end-of-text token; BOS is the token that the tokenizer puts before texts, or else the same token.
+        tokenizer's end-of-text token, and where the files of ``tokens`` say it; BOS is the token that the tokenizer
+        puts before texts, or else the same token.
         """
         end_of_text, before = (None, []) if tokenizer is None else (tokenizer.end_of_text, tokenizer.before_text)
         end = end_of_text if config.end_token is None else config.end_token
-        return cls(config.packing, config.bos_at, end, before[-1] if before else end)
+        bos = before[-1] if before else end
+        counts = None if tokens is None else tokens.counts
+        if counts is not None and end is not None and not counts[end]:
+            end = None  # the ids do not show the documents that the files' index knows
+        return cls(config.packing, config.bos_at, end, bos, indexed=counts is not None)
 
     @property
     def borders(self) -> DocumentBorders | None:
@@ -469,8 +483,8 @@ class Layout:
         """
 
         def index() -> StoredArrays:
-            assert self.end_token is not None
-            identity, how = fingerprint(of=of, split=split), {"packing": self.packing, "bos": self.bos}
+            by_index = {"indexed": True} if self.indexed else {}
+            identity, how = fingerprint(of=of, split=split, **by_index), {"packing": self.packing, "bos": self.bos}
             return packed(tokens, identity, cache_dir, seq_len=seq_len, end=self.end_token, **how)
 
         if self.packing != "concat":

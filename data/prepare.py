@@ -192,7 +192,12 @@ def prepare(
     train, val, facts = {}, {}, {}
     for name, tokens in text.tokens.items():
         with naming(name):
-            layout = layouts[name] = Layout.of(config.each()[name], text.tokenizer)
+            source = config.each()[name]
+            if source.end_token is not None and source.end_token >= text.n_tokens:
+                raise UsageError(
+                    f"data.end_token: there is no token {source.end_token}: the vocabulary has {text.n_tokens}"
+                )
+            layout = layouts[name] = Layout.of(source, text.tokenizer, tokens)
             of = {**tokens.facts, "tokenizer": tokenizer_hash}
             cut = partial(layout.cut, seq_len=seq_len, cache_dir=config.cache_folder, of=of)
             train_cut, val_cut = cut(tokens.train, "train"), cut(tokens.val, "val")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from ..errors import RunError, UsageError
 from ..files import user_path
@@ -55,6 +56,23 @@ class SpanTokens(JoinedTokens):
             self._refuse(starts, out)
         return out
 
+    @override
+    def indexed_starts(self) -> np.ndarray | None:
+        if any(file.document_ends is None for file in self.files):
+            return None
+        begins_P = self._ends_P - self.spans[:, 2]
+        found = [begins_P]
+        for number, file in enumerate(self.files):
+            of_file = self.spans[:, 0] == number
+            if file.document_ends is None or not of_file.any():
+                continue
+            _, firsts_R, lengths_R = self.spans[of_file].T
+            ends_D = file.document_ends()
+            run_D = np.searchsorted(firsts_R, ends_D, side="right") - 1
+            inside_D = (run_D >= 0) & (ends_D < (firsts_R + lengths_R)[run_D])
+            found.append((ends_D - firsts_R[run_D] + begins_P[of_file][run_D])[inside_D])
+        return np.unique(np.concatenate(found))
+
     def _refuse(self, starts: np.ndarray, out: np.ndarray) -> None:
         assert self.limit is not None
         row, column = np.unravel_index(int((out.view(np.uint64) >= self.limit).argmax()), out.shape)
@@ -87,6 +105,8 @@ class SplitTokens(NamedTuple):
     train: Tokens
     val: Tokens
     facts: dict[str, Any]
+    counts: np.ndarray | None = None
+    """Occurrences of each token in a sample of the training tokens, if the files' indexes say where documents end."""
 
 
 class _Spans(NamedTuple):
@@ -183,10 +203,6 @@ class TokenSource:
                     f"data.path: {config.path!r} holds no files but those of data.val_path; name files to train on"
                 )
             files = [file.of("train") for file in train] + [file.of("val") for file in val_by_path.values()]
-            if config.end_token is not None:
-                raise UsageError("data.end_token: not read beside data.val_path; leave it out")
-        elif config.end_token is not None and any(file.document_ends for file in files):
-            raise UsageError(f"data.end_token: {self.format} files say where documents end; leave the field out")
         self._files = files
 
     @cached_property
@@ -217,6 +233,7 @@ class TokenSource:
                 if token >= vocab_size:
                     raise token_too_large(file, token, vocab_size)
         train, val = (SpanTokens(self._files, part, vocab_size) for part in (spans.train, spans.val))
+        counts = [_counts(part, vocab_size) for part in (train, val)]
         counted = {"documents": spans.documents} if spans.documents is not None else {}
         facts = {
             "kind": self.kind,
@@ -226,9 +243,10 @@ class TokenSource:
             **counted,
             "tokens": {"train": len(train), "val": len(val)},
             "bytes_per_token": None,
-            "unigram_entropy": unigram_cross_entropy(*(_counts(part, vocab_size) for part in (train, val))),
+            "unigram_entropy": unigram_cross_entropy(*counts),
         }
-        return SplitTokens(train, val, facts)
+        indexed = all(file.document_ends is not None for file in self._files)
+        return SplitTokens(train, val, facts, counts[0] if indexed else None)
 
     def _spans(self) -> tuple[_Spans, list[int] | None]:
         """Return the parts of both splits, and the largest token of each file if all were read for it."""

@@ -191,6 +191,36 @@ def test_documents_stay_whole(name, config, tmp_path):
     assert worker.batch(0, 5).tolist() == data.train.batch(0, 5).tolist()
 
 
+@pytest.mark.parametrize("name", [*WITH_DOCUMENTS, "MDS"])
+@pytest.mark.parametrize("packing", ["concat", "documents", "best_fit"])
+def test_an_index_says_where_documents_without_an_end_token_begin(name, packing, config, tmp_path):
+    bare = [document[:-1] for document in DOCUMENTS if len(document) > 2]
+    if name == "MDS":
+        bare = np.array(FLAT, dtype="<i4")[:1000].reshape(50, 20).clip(1).tolist()
+    format_of = {"Megatron-LM": megatron, "litdata": litdata, "datatrove": datatrove, "MDS": mds}[name]
+    held = np.array(bare, dtype="<i4") if name == "MDS" else bare
+    path = str(format_of(tmp_path / {"Megatron-LM": "a.bin", "datatrove": "a.ds"}.get(name, "train"), held))
+    data = prepare(config(path=path, packing=packing, bos="document", end_token=END), vocab_size=VOCAB, seq_len=48)
+    found = []
+    for source in (data.train, data.val):
+        rows = source.cut.read(np.arange(source.n_samples))
+        # Sequences of one text share a token with the next.
+        tokens = [token for row in rows.tolist() for token in row[: 48 if packing == "concat" else None]]
+        text = "".join(f"{token} " for token in tokens if token >= 0)
+        documents = [[int(token) for token in part.split()] for part in f" {text}".split(f" {END} ")]
+        assert documents.pop(0) == []
+        found += documents
+    whole = sum(document in found for document in bare)
+    assert whole == len(bare) if packing != "concat" else whole >= len(bare) - 4
+    assert all(document in bare for document in found) or packing == "concat"
+    # The ids have no token that ends a document: the model cannot tell documents apart, and a run that asks is refused.
+    assert data.borders is None
+    if packing != "concat":
+        plain = prepare(config(path=path, packing=packing), vocab_size=VOCAB, seq_len=48)
+        starts = {document[0] for document in bare}
+        assert all(int(row[0]) in starts for row in plain.train.batch(0, plain.train.n_samples))
+
+
 @pytest.mark.parametrize("name", [*RAW, *WITH_DOCUMENTS, "MDS"])
 def test_a_store_gives_the_tokens_of_the_disk(name, config, tmp_path, monkeypatch):
     """In blocks of 64 bytes, so that each format's files take many."""
@@ -291,6 +321,9 @@ def test_validation_files_are_not_trained_on(config, tmp_path):
         assert stream(data, "train") == FLAT[:500]
         assert stream(data, "val") == FLAT[500:]
         assert data.record["split"] == "files of data.val_path"
+    packed = prepare(replace(asked, end_token=END, packing="documents"), vocab_size=VOCAB, seq_len=40)
+    rows = packed.train.cut.read(np.arange(packed.train.n_samples))
+    assert all(row[row >= 0][-1] == END for row in rows[:-1])
     alone = prepare(replace(asked, path=str(train)), vocab_size=VOCAB, seq_len=SEQ_LEN)
     assert data.record | {"path": str(train)} == alone.record
     with pytest.raises(UsageError, match=r"^data\.path: .* no files but those of data\.val_path; name files to train"):
@@ -472,7 +505,9 @@ def test_a_damaged_file_is_one_line(name, damage, message, config, tmp_path):
         ("OLMo", {"token_dtype": ""}, r"^data\.token_dtype: .*00000\.npy does not say"),
         ("llm.c, GPT-2", {"token_dtype": "int32"}, r"^data\.token_dtype: int32 is given, but .*a\.bin says uint16"),
         ("Megatron-LM", {"token_dtype": "int32"}, r"^data\.token_dtype: int32 is given, but .*\.idx says uint16"),
-        ("Megatron-LM", {"end_token": 0}, r"^data\.end_token: Megatron-LM files say where documents end"),
+        ("Megatron-LM", {"bos": "sequence"}, r"^data\.bos sequence: data\.tokenizer has neither .*data\.end_token"),
+        ("nanoGPT", {"bos": "document"}, r"^data\.bos document: data\.tokenizer has no end-of-text .*data\.end_token"),
+        ("nanoGPT", {"end_token": VOCAB}, r"^data\.end_token: there is no token 320: the vocabulary has 320$"),
         ("nanoGPT", {"end_token": -1}, r"^data\.end_token: -1 is no token"),
         ("nanoGPT", {"val_path": "/no/where.bin"}, r"^data\.val_path: '/no/where\.bin' does not exist"),
         ("nanoGPT", {"val_path": []}, r"^data\.val_path: empty"),
