@@ -216,10 +216,10 @@ def _altered(config: DataConfig, data: PreparedData) -> PreparedData:
         return data
     places, seed = read_places(config.tokens_at), config.data_seed
     train = AlteredSamples(cast(BatchSource, data.train), places, "train", seed, config.train_samples)
+    # Validation is all of it: unless tokens are placed, it stays the source that scores ask for.
+    val = AlteredSamples(data.val, places, "val", seed) if places else data.val
     facts = {"tokens_at": config.tokens_at, "train_samples": config.train_samples}
-    return replace(
-        data, train=train, val=AlteredSamples(data.val, places, "val", seed), record={**data.record, **facts}
-    )
+    return replace(data, train=train, val=val, record={**data.record, **facts})
 
 
 def _order(config: DataConfig, sizes: Mapping[str, int], batch_sizes: BatchSizes | None) -> SourceOrder:

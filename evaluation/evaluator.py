@@ -88,7 +88,7 @@ class Evaluator:
         batch_size: sequences in one pass.
 
     Raises:
-        UsageError: texts or tasks, but no tokenizer to read them.
+        UsageError: texts or tasks, but no tokenizer to read them; or ``backcopy``, but other samples.
     """
 
     def __init__(
@@ -102,7 +102,14 @@ class Evaluator:
         batch_size: int,
     ) -> None:
         self.config, self.max_seq_len, self.batch_size = config, max_seq_len, batch_size
-        self._backcopy = validation if isinstance(validation, BackCopy) and BACKCOPY in config.tasks else None
+        self._backcopy: BackCopy | None = None
+        if BACKCOPY in config.tasks:
+            if not isinstance(validation, BackCopy):
+                raise UsageError(
+                    "eval.tasks: backcopy is scored on samples of data.path backcopy alone, not on "
+                    f"{type(validation).__name__}; leave it out"
+                )
+            self._backcopy = validation
         self._tasks, self._texts = material.tasks, dict[str, Text]()
         self.tokenizer: TextTokenizer | None = None
         if material.texts or material.tasks:

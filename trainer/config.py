@@ -10,7 +10,7 @@ from ..callbacks.config import LogConfig
 from ..data.batch_sizes import BatchRamp, BatchShares, BatchSizes
 from ..data.config import DataConfig, is_remote
 from ..errors import UsageError
-from ..evaluation.config import EvalConfig
+from ..evaluation.config import BACKCOPY, EvalConfig
 from ..measure.config import SnapshotConfig
 from ..models.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
@@ -472,6 +472,11 @@ class RunConfig:
             problems.append(
                 f"model.attention.prefix is {self.model.attention.prefix}, whose positions see the answers that eval "
                 "asks for: leave eval.tasks and eval.texts out"
+            )
+        if BACKCOPY in self.eval.tasks and self.data.tokens_at:
+            problems.append(
+                "eval.tasks has backcopy, whose scores are those of its own samples, but data.tokens_at is "
+                f"{self.data.tokens_at}: leave one of them out"
             )
         longest, fingerprint = self.model.max_seq_len, self.snapshot.fingerprint
         lengths = {

@@ -41,8 +41,9 @@ def test_the_first_samples_come_again_in_the_same_order():
     np.testing.assert_array_equal(once[:, 2:], plain.train.batch(0, 5)[:, 2:])
     expected = once[[3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3]]
     np.testing.assert_array_equal(altered.train.batch(13, 11), expected)
-    # Validation is all of it.
+    # Validation is all of it, and without places the source itself, which an evaluation scores on.
     assert len(np.unique(altered.val.batch(0, 50), axis=0)) == 50
+    assert isinstance(prepared(train_samples=5).val, BackCopy)
     source = BackCopy(64, 12, 0)
     assert AlteredSamples(source, {}, "train", 0).n_samples is None
 

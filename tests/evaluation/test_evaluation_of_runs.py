@@ -9,8 +9,11 @@ from quiet_runs import logged, run, same_weights
 
 from birthmark.callbacks.evaluation import Evaluation, thinned
 from birthmark.data.backcopy import TRIGGERS, BackCopy
+from birthmark.data.config import DataConfig
+from birthmark.data.prepare import prepare
 from birthmark.errors import UsageError
-from birthmark.evaluation.evaluator import backcopy_scores
+from birthmark.evaluation.config import EvalConfig
+from birthmark.evaluation.evaluator import Evaluator, Material, backcopy_scores
 from birthmark.evaluation.texts import Window, prepare_text, read_text, score, text_windows
 from birthmark.measure.records import read_metrics
 from birthmark.models.birth import born
@@ -226,11 +229,20 @@ def test_what_takes_too_long_is_evaluated_more_rarely_and_says_so(monkeypatch):
         ({"eval.texts": ["a/b.txt", "c/b.md"], "data.path": "x"}, "eval.texts has 'b' twice"),
         ({"eval.tasks": ["backcopy"], "data.path": "x"}, "eval.tasks has backcopy, but data.path is 'x'"),
         ({"eval.tasks": ["backcopy"], "model.attention.prefix": 3}, "see the answers that eval asks for"),
+        ({"eval.tasks": ["backcopy"], "data.tokens_at": ["2=7"]}, r"data\.tokens_at is \['2=7'\]: leave one of them"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_in_a_line(tiny, overrides, line):
     with pytest.raises(UsageError, match=line):
         tiny(overrides)
+
+
+def test_a_task_that_is_asked_for_is_scored_or_refused():
+    config, settings = EvalConfig(tasks=["backcopy"]), {"tokenizer_path": None, "max_seq_len": 12, "batch_size": 3}
+    few = prepare(DataConfig(path="backcopy", train_samples=3), vocab_size=24, seq_len=12)
+    assert "backcopy" in Evaluator(config, Material({}, None), validation=few.val, **settings).title
+    with pytest.raises(UsageError, match=r"^eval\.tasks: backcopy is scored on samples of data\.path backcopy alone"):
+        Evaluator(config, Material({}, None), validation=few.train, **settings)
 
 
 def test_a_text_that_is_missing_ends_a_run_before_its_data(tiny, tmp_path, monkeypatch):
