@@ -241,7 +241,7 @@ class _Buffer(NamedTuple):
     place: StreamPlace
     """Place at its first window."""
     tokens: np.ndarray
-    """uint32 ``[buffer · seq_len + 1]``."""
+    """uint32 ``[windows · seq_len + 1]``."""
     order: np.ndarray
     """Windows in the order in which they are given."""
 
@@ -323,7 +323,7 @@ class Stream:
         return np.array(out, dtype=np.int64).reshape(n, length + 1)
 
     def _current(self) -> _Buffer:
-        while self._buffer is None or self._buffer.place.first + self._settings.buffer <= self._samples:
+        while self._buffer is None or self._buffer.place.first + len(self._buffer.order) <= self._samples:
             ready = self._next or Ahead(self._buffers.__next__)
             self._buffer = ready.result()
             self._next = Ahead(self._buffers.__next__)
@@ -341,19 +341,29 @@ class Stream:
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _fill(self, place: StreamPlace) -> Iterator[_Buffer]:
-        """Yield buffers from the one at ``place`` on."""
-        size, documents = self._settings.buffer, self._documents(place)
-        needed = size * self._settings.seq_len
+        """Yield buffers from the one at ``place`` on; the last before the allowed passes end may be shorter.
+
+        Raises:
+            RunError: these passes are over.
+        """
+        settings, documents = self._settings, self._documents(place)
         held: deque[tuple[StreamPlace, np.ndarray]] = deque()
         n_held = 0
         while True:
             # A window has one token of the next.
-            while n_held <= needed:
-                held.append(next(documents))
-                n_held += len(held[-1][1])
+            while n_held <= settings.buffer * settings.seq_len and (found := next(documents, None)) is not None:
+                held.append(found)
+                n_held += len(found[1])
+            size = min(settings.buffer, (n_held - 1) // settings.seq_len)
+            if size < 1:
+                raise RunError(
+                    f"data.epochs is {settings.epochs:g}, and stream {self._number} of {self._table.path!r} has been "
+                    "read as often: give a higher data.epochs, fewer trainer.max_steps or more text"
+                )
+            needed = size * settings.seq_len
             tokens = np.concatenate([ids for _, ids in held])
-            number = place.first // size
-            order = permuted(np.arange(size), size, "buffer", self._settings.data_seed, self._number, number)
+            number = place.first // settings.buffer
+            order = permuted(np.arange(size), size, "buffer", settings.data_seed, self._number, number)
             yield _Buffer(place, tokens[: needed + 1], order)
             passed = 0
             while passed + len(held[0][1]) <= needed:
@@ -365,7 +375,7 @@ class Stream:
 
     def _documents(self, place: StreamPlace) -> Iterator[tuple[StreamPlace, np.ndarray]]:
         """Yield place and ids of documents from the one at ``place`` on, the first from its token on, pass
-        after pass.
+        after pass, as many as are allowed.
         """
         epoch, settings = place.epoch, self._settings
         while settings.epochs is None or epoch < settings.epochs:
@@ -389,10 +399,6 @@ class Stream:
                     f"{self._table.path!r} ({self._table.n_files} files); give fewer, or more text"
                 )
             epoch += 1
-        raise RunError(
-            f"data.epochs is {settings.epochs:g}, and stream {self._number} of {self._table.path!r} has been read as "
-            "often: give a higher data.epochs, fewer trainer.max_steps or more text"
-        )
 
     def _rows(self, file: int, first_row: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the rows of this stream in a file, with their tokens."""

@@ -85,6 +85,31 @@ def test_a_stream_goes_on_from_any_place(streamed):
     reader.close()
 
 
+@pytest.mark.parametrize("buffer", [8, 50, 10_000])
+def test_the_last_buffer_of_the_allowed_passes_is_shorter(streamed, buffer):
+    config = replace(streamed, epochs=2.0, shuffle_buffer=buffer)
+    tokens = documents(config, 1)
+    n = (2 * len(tokens) - 1) // SEQ_LEN
+    expected = windows(np.concatenate([tokens, tokens]), n)
+    reader = stream(config, 1)
+    found = reader.take(n)
+    last = n // buffer * buffer
+    assert sorted(found[last:].tolist()) == sorted(expected[last:])
+    assert found.tolist() != expected
+    # From places in the last buffer and at its end, as if nothing had been between.
+    for done in (last, (last + n) // 2, n):
+        place = stream(config, 1)
+        place.take(done)
+        resumed = stream(config, 1, place.place)
+        assert np.array_equal(resumed.take(n - done), found[done:])
+        for _ in range(2):
+            with pytest.raises(RunError, match=r"^data\.epochs is 2, and stream 1 of .* has been read as often"):
+                resumed.take(1)
+        place.close()
+        resumed.close()
+    reader.close()
+
+
 def test_validation_is_the_first_documents_by_their_hash(streamed):
     data = prepare(streamed, vocab_size=320, seq_len=SEQ_LEN)
     held_out = [d.text for d in open_corpus(replace(streamed, stream=False)).documents() if d.split == "val"]
