@@ -116,7 +116,8 @@ def _words(text: Text) -> Iterator[list[str]]:
         if len(rest) < _LONGEST:
             continue
         cut = _LAST_SPACE.search(rest)
-        end = cut.start() if cut else len(rest)
+        # The space of the last cut, which the rest begins with, divides nothing.
+        end = cut.start() if cut and cut.start() else len(rest)
         yield _normalised(rest[:end])
         rest = rest[end:]
     yield _normalised(rest)

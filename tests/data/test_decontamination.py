@@ -2,6 +2,7 @@
 
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,22 @@ def test_what_is_found_is_what_sets_of_words_find(n, block, monkeypatch):
         assert found[-1] == bool(slow_ngrams(text, n) & expected)
     assert any(found) or n == 1
     assert not all(found)
+
+
+@pytest.mark.parametrize("block", [7, 40, 100])
+@pytest.mark.parametrize("n_long", [0, 99, 1000])
+def test_a_text_without_spaces_is_cut_and_held_once(block, n_long, monkeypatch):
+    monkeypatch.setattr(decontamination, "_LONGEST", 100)
+    text = f"first second {'a' * n_long} third\n{'b' * n_long}fourth " + "word " * 50
+    blocks = [text[at : at + block] for at in range(0, len(text), block)]
+    found = list(decontamination._words(SimpleNamespace(blocks=lambda: blocks)))
+    assert all(found[:-1]), "a part without a word was waited for"
+    words = [word for part in found for word in part]
+    assert "".join(words) == "".join(text.split())
+    assert max(map(len, words)) < 100 + 2 * block
+    if n_long < 99:
+        assert words == text.split()
+    assert {"first", "second", "third"} <= set(words)
 
 
 @pytest.fixture
