@@ -294,7 +294,7 @@ def _of_lines(path: Path, column: str) -> list[str] | None:
     with path.open("rb") as file:
         for line in file:
             try:
-                row = json.loads(line)
+                row = row_of(line)
             except ValueError:
                 continue  # a bad row, which is found later
             found |= dict.fromkeys(row) if isinstance(row, dict) else {}

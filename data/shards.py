@@ -331,7 +331,8 @@ class Shards:
             "content_hash": self.meta["content_hash"],
             **counted,
             "skipped": self.meta["skipped"],
-            "bytes_per_token": splits["val"]["bytes"] / splits["val"]["tokens"],
+            # None: a tokenizer may give no token for a text, as for white space.
+            "bytes_per_token": splits["val"]["bytes"] / n_val if (n_val := splits["val"]["tokens"]) else None,
             "unigram_entropy": self.meta["unigram_entropy"],
         }
 

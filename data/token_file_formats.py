@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -136,8 +137,10 @@ def read_numpy(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
     except (SyntaxError, ValueError, KeyError, TypeError, MemoryError, RecursionError):
         raise UsageError(f"{path}: damaged (its numpy header cannot be read)") from None
     if len(shape) != 1 or dtype.name not in DTYPES or dtype.str not in (DTYPES[dtype.name], "|u1"):
-        raise UsageError(f"{path}: holds {dtype.str} {list(shape)}, not a flat array of whole numbers")
-    n_tokens = int(shape[0])
+        raise UsageError(f"{path}: holds {dtype.str} {one_line(list(shape), 80)}, not a flat array of whole numbers")
+    (n_tokens,) = shape
+    if not isinstance(n_tokens, int) or n_tokens < 0:
+        raise UsageError(f"{path}: damaged (its numpy header promises {one_line(n_tokens, 80)} tokens)")
     if file_bytes(path) != offset + n_tokens * dtype.itemsize:
         raise UsageError(f"{path}: cut short: its header promises {n_tokens} tokens; copy it again")
     return [TokenFile(key, path, dtype_or_refusal(path, dtype.name, token_dtype), n_tokens, offset)]
@@ -389,6 +392,7 @@ def _item_ends(path: Path, n_items: int, itemsize: int, n_tokens: int) -> np.nda
 # ``ndarray:uint16:2048``, is its values alone, so that the samples of a shard are one array; any other has its length
 # before it. A sample is a document.
 
+_MDS_LENGTH = re.compile(r"[1-9][0-9]{0,17}")
 _MDS_MEND = "; write its tokens again with columns={'tokens': 'ndarray:uint16:N'} (or uint32), N tokens a sample"
 
 
@@ -436,7 +440,7 @@ def read_mds(key: str, folder: Path, token_dtype: str) -> list[TokenFile]:
         if len(columns) != 1 or len(shard["column_names"]) != len(shard["column_encodings"]):
             raise UsageError(f"{index}: an MDS set with the columns {listed}, not one of tokens{_MDS_MEND}")
         kind = next(iter(columns.values())).split(":")
-        if len(kind) != 3 or kind[0] != "ndarray" or kind[1] not in DTYPES or not kind[2].isdecimal():
+        if len(kind) != 3 or kind[0] != "ndarray" or kind[1] not in DTYPES or not _MDS_LENGTH.fullmatch(kind[2]):
             raise UsageError(
                 f"{index}: an MDS set whose column {listed} has samples of no fixed number of tokens{_MDS_MEND}"
             )
@@ -446,15 +450,12 @@ def read_mds(key: str, folder: Path, token_dtype: str) -> list[TokenFile]:
         if shard.get("compression") and not path.is_file():
             raise UsageError(f"{index}: its shards have compression {shard['compression']!r}; decompress them first")
         check_file(path, fail=UsageError)
-        offset = shard["raw_data"]["bytes"] - n * length * np.dtype(dtype).itemsize
-        with open_file(path) as file:
-            table = np.frombuffer(file.read(4 * (n + 2)), dtype="<u4")
         size = length * np.dtype(dtype).itemsize
-        if (
-            file_bytes(path) != shard["raw_data"]["bytes"]
-            or offset < 4 * (n + 2)
-            or not np.array_equal(table, [n, *range(offset, offset + n * size + 1, size)])
-        ):
+        offset = shard["raw_data"]["bytes"] - n * size
+        fits = file_bytes(path) == shard["raw_data"]["bytes"] and offset >= 4 * (n + 2)
+        with open_file(path) as file:
+            table = np.frombuffer(file.read(4 * (n + 2)), dtype="<u4") if fits else None
+        if table is None or not np.array_equal(table, [n, *range(offset, offset + n * size + 1, size)]):
             raise UsageError(f"{path}: cut short or damaged: it is not {n} samples of {length} tokens; copy it again")
         ends = partial(_equal_ends, n, length)
         whole_key = f"{key}/{name}" if key else name

@@ -63,6 +63,15 @@ def test_a_file_that_begins_with_no_row(first, open_table, tmp_path):
         assert texts(open_table(path)) == ["a", "b"]
 
 
+def test_a_first_line_that_is_nested_deep(open_table, tmp_path):
+    """Columns of several files are compared, for which first lines are read."""
+    path = lines(tmp_path / "a.jsonl", {0: b"[" * 100_000 + b"]" * 100_000})
+    whole = lines(tmp_path / "b.jsonl", {})
+    with pytest.raises(UsageError, match=r"a\.jsonl: line 1 is no JSON \("):
+        texts(open_table(path, whole))
+    assert texts(open_table(path, whole, max_bad_rows=1)) == [*ROWS[1:], *ROWS]
+
+
 def test_bad_lines_are_left_out_and_counted(open_table, tmp_path):
     path = lines(tmp_path / "a.jsonl", {row: damage for row, (damage, _) in BAD_LINES.items()})
     whole = lines(tmp_path / "b.jsonl", {})

@@ -9,6 +9,7 @@ from birthmark.data.backcopy import trigger_mask
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.prepare import prepare
+from birthmark.data.tokenised import tokenise
 from birthmark.errors import UsageError
 
 
@@ -47,6 +48,21 @@ def test_record_is_json_and_adds_up(config, folder):
     assert 0 < record["unigram_entropy"] < np.log(300) + 1
     assert data.groups == {}
     assert data.token_texts([0, 1000]) == ["<|endoftext|>", "[1000]"]
+
+
+def test_validation_text_without_a_token_is_one_line(tmp_path):
+    """Of a tokenizer that gives none for white space, and has no end of text."""
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
+    (tmp_path / "words.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model})
+    )
+    (tmp_path / "text.txt").write_text("a b\n" * 200 + " " * 100)
+    config = DataConfig(
+        path=str(tmp_path / "text.txt"), tokenizer=str(tmp_path / "words.json"), cache_dir=str(tmp_path / "cache")
+    )
+    with pytest.raises(UsageError, match=r"^data\.path: 0 val tokens do not fill one window"):
+        prepare(config, vocab_size=300, seq_len=16)
+    assert tokenise(config, 300).tokens[""].facts["bytes_per_token"] is None
 
 
 def test_validation_text_is_unseen_by_the_tokenizer(config, folder):

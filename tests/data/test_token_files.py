@@ -260,6 +260,8 @@ def test_samples_of_mds_are_documents(dtype, config, tmp_path):
         ("bytes", "tokens", r"column tokens \(bytes\) has samples of no fixed number of tokens; write its"),
         ("ndarray:int32", "tokens", "has samples of no fixed number of tokens"),
         ("str", "text", "has samples of no fixed number of tokens"),
+        ("ndarray:int32:0", "tokens", "has samples of no fixed number of tokens"),
+        (f"ndarray:int32:{'9' * 5000}", "tokens", "has samples of no fixed number of tokens"),
         ("ndarray:int32:21", "tokens", "cut short or damaged: it is not 3 samples of 21 tokens"),
     ],
 )
@@ -438,6 +440,11 @@ def exchange(path, old, new):
     path.write_text(path.read_text().replace(old, new))
 
 
+def np_header(path, length):
+    said = f"{{'descr': '<u2', 'fortran_order': False, 'shape': ({length},), }}".encode()
+    path.write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(said)) + said + bytes(8))
+
+
 IDX_LENGTHS, IDX_POINTERS = 34, 34 + 4 * len(DOCUMENTS)
 IDX_DOCUMENTS = IDX_POINTERS + 8 * len(DOCUMENTS)
 
@@ -449,6 +456,14 @@ IDX_DOCUMENTS = IDX_POINTERS + 8 * len(DOCUMENTS)
         ("OLMo", lambda f: cut(f / "part-0-00000.npy", 2), r"00000\.npy: cut short, or no uint32: 2 bytes are left"),
         ("numpy", lambda f: cut(f / "a.npy", 2), r"a\.npy: cut short: its header promises"),
         ("numpy", lambda f: patch(f / "a.npy", 12, b"????"), r"a\.npy: damaged \(its numpy header"),
+        *(
+            (
+                "numpy",
+                lambda f, said=said: np_header(f / "a.npy", said),
+                rf"a\.npy: damaged \(its numpy header promises {n}",
+            )
+            for said, n in (("None", "None"), ("'a'", "a"), ("1e999", "inf"), ("2.5", "2.5"), ("-1", "-1"))
+        ),
         ("numpy", lambda f: np.save(f / "a.npy", np.zeros((4, 4))), r"a\.npy: holds <f8 \[4, 4\], not a flat array"),
         ("numpy", lambda f: np.save(f / "a.npy", np.zeros(4, ">u2")), r"a\.npy: holds >u2 \[4\], not a flat array"),
         ("llm.c, GPT-2", lambda f: cut(f / "a.bin", 2), r"a\.bin: cut short: \d+ tokens are promised"),
