@@ -341,13 +341,20 @@ class FixedWindows:
         vocab_size: vocabulary of the tokens.
         split: name of the split, for errors.
         cut: division of the tokens into sequences; by default they are one text.
+        more: what gives the split more tokens, for errors.
 
     Raises:
         UsageError: the tokens do not fill one window.
     """
 
     def __init__(
-        self, tokens: Tokens, seq_len: int, vocab_size: int, split: str = "val", cut: Cut | None = None
+        self,
+        tokens: Tokens,
+        seq_len: int,
+        vocab_size: int,
+        split: str = "val",
+        cut: Cut | None = None,
+        more: str = "a larger corpus, a larger data.val_fraction,",
     ) -> None:
         self.tokens = tokens
         self.seq_len = seq_len
@@ -356,10 +363,9 @@ class FixedWindows:
         self.n_tokens = len(tokens)
         self.n_samples = self.cut.n_samples
         if self.n_samples < 1:
-            mend = "a larger data.val_fraction, " if split == "val" else ""
             raise UsageError(
                 f"data.path: {self.n_tokens} {split} tokens do not fill one window of model.max_seq_len + 1 = "
-                f"{seq_len + 1}; give a larger corpus, {mend}or a smaller model.max_seq_len"
+                f"{seq_len + 1}; give {more} or a smaller model.max_seq_len"
             )
 
     def windows(self, samples: np.ndarray) -> np.ndarray:
@@ -393,7 +399,7 @@ class TokenWindows(FixedWindows):
         split: str = "train",
         cut: Cut | None = None,
     ) -> None:
-        super().__init__(tokens, seq_len, vocab_size, split, cut)
+        super().__init__(tokens, seq_len, vocab_size, split, cut, more="a larger corpus,")
         self.data_seed = data_seed
         self._nearby = Nearby()
 

@@ -249,7 +249,10 @@ def _prepare_streams(config: DataConfig, vocab_size: int, seq_len: int, batch_si
             tokens, held = held_out(
                 table, tokenizer, config.val_documents, config.val_fraction, config.cache_folder, config.verify
             )
-            val[name] = FixedWindows(tokens, seq_len, tokenizer.vocab_size)
+            # Fewer than were asked for are all that the fraction holds out.
+            is_all = held["n_documents"] < config.val_documents
+            more = "a larger set or data.val_fraction," if is_all else "more data.val_documents,"
+            val[name] = FixedWindows(tokens, seq_len, tokenizer.vocab_size, more=more)
             facts[name] = {
                 "kind": "stream",
                 "content_hash": table.identity(),

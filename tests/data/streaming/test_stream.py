@@ -127,6 +127,15 @@ def test_validation_is_the_first_documents_by_their_hash(streamed):
     assert prepare(streamed, vocab_size=320, seq_len=SEQ_LEN).record != data.record
 
 
+@pytest.mark.parametrize(
+    ("n_documents", "mend"),
+    [(2, "give more data.val_documents, or"), (500, "give a larger set or data.val_fraction, or")],
+)
+def test_validation_that_is_too_short_names_what_gives_more(streamed, n_documents, mend):
+    with pytest.raises(UsageError, match=rf"val tokens do not fill one window .* {mend} a smaller model\.max_seq_len$"):
+        prepare(replace(streamed, val_documents=n_documents), vocab_size=320, seq_len=100_000)
+
+
 def test_what_ends_is_told(streamed):
     with pytest.raises(RunError, match=r"^data\.epochs is 2, and stream 1 of .* has been read as often"):
         stream(replace(streamed, epochs=2.0), 1).take(2000)
