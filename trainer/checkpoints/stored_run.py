@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from filelock import FileLock
 from typing_extensions import TypedDict
@@ -36,18 +36,19 @@ from .upload import SILENCE_S, checkpoint_key, steps_in
 
 #: File of a checkpoint's folder that names the store of its run.
 ORIGIN = "store.json"
+_MEND = "delete the folder"  # of the checkpoint, which is then copied again
 #: File of the cache with the facts of the store about the files in it.
 _FETCHED = ".fetched.json"
 #: A run in a store, and what may follow a run's name.
 _NAME = re.compile(r"(?P<url>[A-Za-z][A-Za-z0-9+.-]*://.+?)/*(?P<rest>(@[0-9]+)?(@(ema|mean[0-9]+))?)")
-#: Facts of a store that change whenever a file does.
-_FACTS = ("size", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "updated", "created")
 
 
 class _Origin(TypedDict):
     """Content of :data:`ORIGIN`."""
 
     url: str
+    index: NotRequired[dict[str, str]]
+    """Facts of the store about the checkpoint's index. Earlier versions wrote none."""
 
 
 def run_here(name: str, into: Path | None = None) -> str:
@@ -106,11 +107,7 @@ def _is_small(key: str) -> bool:
 
 def _copy_small(store: Store, found: Mapping[str, Found], into: Path) -> None:
     """Copy files that are new in the store."""
-    facts = {
-        key: {name: str(one.facts[name]) for name in _FACTS if one.facts.get(name) is not None}
-        for key, one in found.items()
-        if _is_small(key)
-    }
+    facts = {key: one.said for key, one in found.items() if _is_small(key)}
     noted = into / _FETCHED
     had = read_json(noted, dict[str, dict[str, str]], "delete it") if noted.is_file() else {}
     for key, now in facts.items():
@@ -124,7 +121,10 @@ def _copy_small(store: Store, found: Mapping[str, Found], into: Path) -> None:
 
 
 def _make_folders(store: Store, found: Mapping[str, Found], into: Path) -> None:
-    """Make folders for the checkpoints that are whole in the store, and remove those of deleted ones."""
+    """Make folders for the checkpoints that are whole in the store, and remove those of deleted and replaced ones.
+
+    A run that goes on from an earlier step replaces later ones. Checkpoints that a resumed run wrote itself stay.
+    """
     run, by_step = RunDir(into), steps_in(found)
     whole = [step for step, keys in by_step.items() if checkpoint_key(step, STATE) in keys]
     # On a store without atomic writes the last index may be cut off by a kill. It is none then.
@@ -134,15 +134,18 @@ def _make_folders(store: Store, found: Mapping[str, Found], into: Path) -> None:
         index = _index(store, whole[-1])
         assert index is not None
         _check_names(store, whole[-1], index, by_step[whole[-1]])
-    for step in whole:
+    origins: dict[int, _Origin] = {
+        step: {"url": store.url, "index": found[checkpoint_key(step, STATE)].said} for step in whole
+    }
+    for step, folder in run.checkpoints_by_step().items():
+        if (folder / ORIGIN).is_file() and read_json(folder / ORIGIN, _Origin, _MEND) != origins.get(step):
+            delete_folder(folder)
+    for step, origin in origins.items():
         folder = run.checkpoint(step)
         if not folder.exists():
             with atomic_path(folder) as new:
                 new.mkdir()
-                write_json(new / ORIGIN, {"url": store.url})
-    for step, folder in run.checkpoints_by_step().items():
-        if step not in whole and (folder / ORIGIN).is_file() and not (folder / STATE).is_file():
-            delete_folder(folder)
+                write_json(new / ORIGIN, origin)
 
 
 def _index(store: Store, step: int) -> dict[str, Any] | None:
@@ -175,7 +178,7 @@ def fetch_checkpoint(folder: Path) -> None:
     """
     if not (folder / ORIGIN).is_file() or (folder / STATE).is_file():
         return
-    origin: _Origin = read_json(folder / ORIGIN, _Origin, "delete the folder")
+    origin: _Origin = read_json(folder / ORIGIN, _Origin, _MEND)
     store, step = Store(origin["url"], SILENCE_S, "run", ""), int(folder.name.removeprefix("step-"))
     with FileLock(folder / ".fetching"):
         if (folder / STATE).is_file():

@@ -112,6 +112,34 @@ def test_commands_read_it_and_a_run_goes_on_elsewhere(stored, tiny, memory, tmp_
         run(tiny({"trainer.checkpoint_to": URL, "trainer.max_steps": 12}), stored.path, resume=True)
 
 
+@pytest.mark.parametrize("future", ["another", "none"])
+def test_a_step_means_what_its_store_has_now(stored, memory, tmp_path, future):
+    """The run went on from step 6, to another step 8 or not that far yet, after step 8 had been read."""
+    copy = RunDir(fetch_run(URL))
+    fetch_run(URL, tmp_path / "resumed")
+    for step in (6, 8):
+        fetch_checkpoint(copy.checkpoint(step))
+    (copy.checkpoint(6) / "read").touch()
+    own = RunDir(tmp_path / "resumed").checkpoint(8)
+    shutil.rmtree(own)
+    shutil.copytree(stored.checkpoint(8), own)
+    for key in [key for key in memory.store if "step-00000008" in key]:
+        del memory.store[key]
+    if future == "another":
+        there = RunDir(tmp_path / "there")
+        shutil.copytree(stored.path, there.path)
+        shutil.rmtree(there.checkpoint(8))
+        shutil.copytree(there.checkpoint(6), there.checkpoint(8))
+        seal(there.checkpoint(8), json.loads((there.checkpoint(6) / "state.json").read_text()) | {"step": 8})
+        Uploader(there, URL).update()
+    loaded, now = open_source_with_birth(URL).load().state_dict(), weights(stored, 6)
+    assert all(torch.equal(loaded[name.removeprefix("model.")], now[name]) for name in now)
+    assert list(copy.checkpoints_by_step()) == ([6, 8] if future == "another" else [6])
+    assert (copy.checkpoint(6) / "read").exists()  # and nothing is copied twice
+    fetch_run(URL, tmp_path / "resumed")
+    assert (own / "state.json").read_bytes() == (stored.checkpoint(8) / "state.json").read_bytes()
+
+
 # ---------------------------------------------------------------- kills
 
 
