@@ -19,7 +19,7 @@ from ..models.by_block import BlockWeights, DrawnWeights
 from ..models.config import ModelConfig, dotted
 from ..models.decoder import Decoder
 from ..models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
-from .by_name.name_grammar import read_name
+from .by_name.name_grammar import ModelName, read_name
 from .checkpoints.folder_io import CheckpointWeights
 from .checkpoints.stored_tensors import load_into
 from .config import RunConfig
@@ -34,11 +34,11 @@ class InitialCheckpoint:
     """A checkpoint that has been found; no tensor has been read."""
 
     name: str
-    """``RUN@STEP``."""
+    """``RUN@STEP``; of a run in a store its URL."""
     config: ModelConfig
     """The model."""
-    tokenizer_file: Path | None
-    """The run's ``tokenizers`` JSON, if its data is text."""
+    tokenizer_file: str | None
+    """Path or URL of the run's ``tokenizers`` JSON, if its data is text."""
     checkpoint: Path
     """Folder of the checkpoint."""
 
@@ -51,8 +51,8 @@ class InitialBirth:
     """The model."""
     init_seed: int
     """Its seed."""
-    tokenizer_file: Path | None = None
-    """The run's ``tokenizers`` JSON, if its data is text."""
+    tokenizer_file: str | None = None
+    """Path or URL of the run's ``tokenizers`` JSON, if its data is text."""
 
 
 def find_initial_checkpoint(name: str) -> InitialCheckpoint | None:
@@ -76,8 +76,7 @@ def find_initial_checkpoint(name: str) -> InitialCheckpoint | None:
     if named.number is not None and named.number not in there:
         raise UsageError(f"--init_from {name}: {run.path} has checkpoints of steps {', '.join(map(str, there))}")
     found = max(there) if named.number is None else named.number
-    tokenizer = run.own_tokenizer()
-    return InitialCheckpoint(f"{run.path}@{found}", _model_of(run), tokenizer, there[found])
+    return InitialCheckpoint(f"{named.lasting}@{found}", _model_of(run), _tokenizer_of(named), there[found])
 
 
 def find_initial_birth(name: str) -> InitialBirth | None:
@@ -93,8 +92,14 @@ def find_initial_birth(name: str) -> InitialBirth | None:
         if config.init_from:
             raise UsageError(f"--init_from {name}: begins from {config.init_from} itself; give that")
         seed = config.init_seed if run is not None or named.number is None else named.number
-        return InitialBirth(config.model, seed, None if run is None else run.own_tokenizer())
+        return InitialBirth(config.model, seed, None if run is None else _tokenizer_of(named))
     return None
+
+
+def _tokenizer_of(named: ModelName) -> str | None:
+    """Return the path or URL of a run's ``tokenizers`` JSON; None if its data is no text."""
+    file = named.run.own_tokenizer()
+    return None if file is None else f"{named.lasting}/{file.name}"
 
 
 def _model_of(run: RunDir) -> ModelConfig:
@@ -233,7 +238,7 @@ def _begin_at(config: RunConfig, birth: InitialBirth) -> RunConfig:
         )
     data = config.data
     if data.path != "backcopy" and data.tokenizer == "bpe" and birth.tokenizer_file is not None:
-        data = replace(data, tokenizer=str(birth.tokenizer_file))
+        data = replace(data, tokenizer=birth.tokenizer_file)
     model = _adopt(config.model, birth, named)
     return replace(config, init_from="", init_seed=birth.init_seed, model=model, data=data)
 

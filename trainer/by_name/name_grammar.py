@@ -48,11 +48,18 @@ class ModelName:
     """Step of a run (0: its birth; None: its last checkpoint), or seed of a birth (None: the config's own)."""
     average: str = ""
     """Average of a run's weights that is meant in place of them: ``ema``, or ``meanK`` of K checkpoints."""
+    url: str = ""
+    """URL, without credentials, of a run in a store, whose copy ``path`` is."""
 
     @property
     def run(self) -> RunDir:
         """The run, or the folder of snapshots."""
         return RunDir(self.path)
+
+    @property
+    def lasting(self) -> str:
+        """Name of the run that a config may keep: its URL in a store, since a copy of it may go; else its folder."""
+        return self.url or str(self.path)
 
     @property
     def is_whole(self) -> bool:
@@ -94,9 +101,9 @@ def read_name(text: str) -> ModelName:
     if not text.strip():
         raise UsageError("'': a name is empty; give a run, a config, a folder, a GGUF file or a hub id")
     if is_remote(text) and not text.lower().startswith(("http://", "https://")):
-        from ..checkpoints.stored_run import run_here
+        from ..checkpoints.stored_run import run_here, url_of_run
 
-        return replace(read_name(run_here(text)), text=text)
+        return replace(read_name(run_here(text)), text=text, url=url_of_run(text))
     whole, (head, at, tail) = user_path(text), text.rpartition("@")
     if RunDir.is_run(whole):
         return ModelName(text, "run", whole)

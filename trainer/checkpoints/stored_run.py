@@ -69,6 +69,12 @@ def run_here(name: str, into: Path | None = None) -> str:
     return f"{folder}{named['rest']}"
 
 
+def url_of_run(name: str) -> str:
+    """Return the URL of the run in a name that :func:`run_here` takes, without credentials."""
+    named = _NAME.fullmatch(keep_credentials(name))
+    return name if named is None else named["url"]
+
+
 def fetch_run(url: str, into: Path | None = None) -> Path | None:
     """Copy a run's small files, and make folders for its checkpoints; None if the URL holds no run.
 

@@ -13,15 +13,18 @@ import signal
 import subprocess
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import fsspec
 import pytest
 import safetensors.torch
 import torch
-from fsspec.implementations.memory import MemoryFileSystem
-from quiet_runs import run, weights
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from quiet_runs import run, same_weights, weights
 
 from birthmark.data import remote
+from birthmark.data.fetching import localised
 from birthmark.errors import RunError, UsageError
 from birthmark.files import write_sealed_json
 from birthmark.launch.cli import main
@@ -32,6 +35,8 @@ from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.checkpoints.stored_run import fetch_checkpoint, fetch_run, run_here
 from birthmark.trainer.checkpoints.upload import Uploader
 from birthmark.trainer.config import TrainerConfig
+from birthmark.trainer.config_file import read_config
+from birthmark.trainer.initial_model import resolve_init_from
 
 URL = "memory://bucket/runs/a"
 
@@ -138,6 +143,29 @@ def test_a_step_means_what_its_store_has_now(stored, memory, tmp_path, future):
     assert (copy.checkpoint(6) / "read").exists()  # and nothing is copied twice
     fetch_run(URL, tmp_path / "resumed")
     assert (own / "state.json").read_bytes() == (stored.checkpoint(8) / "state.json").read_bytes()
+
+
+@pytest.mark.parametrize("url", [URL, "memory://user:secret@vault/runs/a"])
+def test_a_run_that_starts_from_a_store_names_the_store(stored, memory, tiny, tmp_path, url):
+    """On another machine, or without the cache, it must go on: config and certificate name no copy, and no secret."""
+    folder = url.removeprefix("memory:/")
+    memory.store.update({key.replace("/bucket/runs/a", folder): file for key, file in memory.store.items()})
+    bare = url.replace("user:secret@", "")
+    config = resolve_init_from(tiny({"init_from": url, "trainer.max_steps": 2}))
+    started = run(replace(config, trainer=replace(config.trainer, max_steps=1)), tmp_path / "started")
+    assert config.init_from == started.read_birth()["init_from"] == f"{bare}@8"
+    shutil.rmtree(tmp_path / "home")
+    # A command line reads the run's config, and its names, once more.
+    again = resolve_init_from(read_config(started.config, {"trainer.max_steps": 2}))
+    run(again, started.path, resume=True)
+    assert same_weights(run(config, tmp_path / "whole"), started, 2)
+
+    text = memory.store[f"{folder}/tokenizer.json"] = MemoryFile(data=b'{"of": "text"}')
+    for name in (url, f"{url}@8", f"{url}@0"):
+        data = resolve_init_from(tiny({"init_from": name, "data.path": "stdlib"})).data
+        assert data.tokenizer == f"{bare}/tokenizer.json"
+        assert localised(data).tokenizer.startswith(str(tmp_path))
+        assert Path(localised(data).tokenizer).read_bytes() == text.getvalue()
 
 
 # ---------------------------------------------------------------- kills
