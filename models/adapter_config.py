@@ -63,6 +63,11 @@ class AdapterConfig:
         return self.kind == "prefix_plus"
 
     @property
+    def is_of_matrices(self) -> bool:
+        """True if all that it trains are matrices."""
+        return self.kind in ("lora", "prefix_plus")
+
+    @property
     def lora_rank(self) -> int:
         """The rank, resolved."""
         return 8 if self.rank is None else self.rank

@@ -503,6 +503,14 @@ class RunConfig:
             found.append(
                 f"trainer.precision is fp8, but adapter.kind {kind} trains none of the maps that it is for: give bf16"
             )
+        if self.adapter.is_of_matrices:
+            values, unread = vars(self.optim), OPTIMIZERS[self.optim.name].fields_of_rest
+            found += [
+                f"optim.{name} is {values[name]}, which AdamW reads for what is no matrix, but adapter.kind {kind} has "
+                "nothing else: leave it out"
+                for name in unread
+                if values[name] != getattr(OptimConfig, name)
+            ]
         return found
 
     def _packing_problems(self) -> list[str]:

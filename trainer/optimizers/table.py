@@ -38,6 +38,9 @@ class OptimizerConfig:
     steps_matrices: ClassVar[bool] = False
     """True if it steps matrices alone, and AdamW the rest: their groups come first."""
 
+    fields_of_rest: ClassVar[tuple[str, ...]] = ()
+    """Fields that AdamW alone reads, for the rest."""
+
     @property
     def sharded_state(self) -> tuple[str, ...]:
         """State of the shape of its parameter, sharded as the parameter is, by torch's key."""
@@ -199,6 +202,7 @@ class MatrixOptimizer(OptimizerConfig):
 
     elementwise: ClassVar[bool] = False
     steps_matrices: ClassVar[bool] = True
+    fields_of_rest: ClassVar[tuple[str, ...]] = ("adamw_lr", "adamw_weight_decay")
 
     @property
     def weight_decay_of_rest(self) -> float:
@@ -222,6 +226,8 @@ class MatrixOptimizer(OptimizerConfig):
         from .classes import MatricesAndRest
 
         matrices, *rest = groups
+        if not rest:  # of some adapters
+            return self.build_for_matrices([matrices], lr)
         adamw = AdamW(self.weight_decay, self.beta1, self.beta2, self.eps)
         adamw_lr = lr if self.adamw_lr is None else self.adamw_lr
         return MatricesAndRest(self.build_for_matrices([matrices], lr), adamw.build(rest, adamw_lr))
@@ -235,6 +241,7 @@ class Muon(MatrixOptimizer):
     update_scale: UpdateScale
 
     gathers: ClassVar[bool] = True
+    fields_of_rest: ClassVar[tuple[str, ...]] = (*MatrixOptimizer.fields_of_rest, "beta1", "beta2", "eps")
 
     def matrix_elements(self, rows: int, columns: int) -> int:
         """Count the elements of the momentum."""
