@@ -384,7 +384,8 @@ def test_a_mean_of_squares_in_bf16_neither_stalls_nor_drifts():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("scaled", [False, True])
-def test_one_kernel_steps_and_rounds_as_torchs_operators_do(device, scaled, monkeypatch):
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.0)])
+def test_one_kernel_steps_and_rounds_as_torchs_operators_do(device, scaled, betas, monkeypatch):
     """Rows of 4,096 elements that end within a block; gradients of all sizes, none, and of what is no number."""
     generator, of_each = torch.Generator().manual_seed(0), []
     start = torch.randn(3, 3001, generator=generator)
@@ -398,7 +399,7 @@ def test_one_kernel_steps_and_rounds_as_torchs_operators_do(device, scaled, monk
     for where, chosen_for in (("cpu", "cpu"), (device, "cuda")):
         monkeypatch.setattr(kernel_devices, "chosen_for", chosen_for)
         parameter = torch.nn.Parameter(start.clone().to(where))
-        optimizer = NarrowAdamW([{"params": [parameter]}], lr=0.01, betas=(0.9, 0.999), weight_decay=0.1)
+        optimizer = NarrowAdamW([{"params": [parameter]}], lr=0.01, betas=betas, weight_decay=0.1)
         steps = []
         for number, gradient in enumerate([*gradients, gradients[0]]):
             parameter.grad = gradient.clone().to(where)

@@ -27,6 +27,12 @@ def _one_minus_exp(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _mean(kept, new, gain):  # type: ignore[no-untyped-def]
+    """Move a running mean by ``gain`` of the way to a new value, and to that itself for 1, however large it was."""
+    return tl.where(gain < 0.5, kept + gain * (new - kept), new - (1.0 - gain) * (new - kept))
+
+
+@triton.jit
 def _wide(bits):  # type: ignore[no-untyped-def]
     """Read bf16 as float32."""
     return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -48,8 +54,8 @@ def _step(  # type: ignore[no-untyped-def]
         tl.store(g + at, gradient, mask=there)
     m = _wide(tl.load(mean + at, mask=there, other=0))
     v = _wide(tl.load(square + at, mask=there, other=0))
-    m += gain1 * (gradient - m)
-    v += gain2 * (gradient * gradient - v)
+    m = _mean(m, gradient, gain1)
+    v = _mean(v, gradient * gradient, gain2)
     count = tl.load(step)
     denominator = tl.sqrt(v) / tl.sqrt(_one_minus_exp(count * log2)) + eps
     value = tl.load(p + at, mask=there, other=0.0) * kept
@@ -64,6 +70,11 @@ def _step(  # type: ignore[no-untyped-def]
     v_bits = (v.to(tl.int32, bitcast=True) + noise) >> 16
     # A GPU's NaN has all bits: noise would carry it over to −0.
     tl.store(square + at, tl.where(v == v, v_bits, 0x7FC0).to(tl.int16), mask=there)
+
+
+def _log(beta: float) -> float:
+    """Return the logarithm of a decay; for 0 a finite one, since the kernel multiplies it."""
+    return math.log(beta) if beta else -1e30
 
 
 def step_adamw(
@@ -94,7 +105,7 @@ def step_adamw(
         _step[(triton.cdiv(p.numel(), _BLOCK),)](
             p, g, mean.view(torch.int16), square.view(torch.int16), step, of_row, of_column,
             step if grad_scale is None else grad_scale, step if found_inf is None else found_inf, p.numel(), start,
-            lr, 1 - lr * weight_decay, 1 - beta1, 1 - beta2, math.log(beta1) if beta1 else -1e30, math.log(beta2), eps,
+            lr, 1 - lr * weight_decay, 1 - beta1, 1 - beta2, _log(beta1), _log(beta2), eps,
             HAS_SCALE=grad_scale is not None, HAS_FOUND=found_inf is not None, ROW=of_column.numel(), BLOCK=_BLOCK,
             num_warps=_WARPS,
         )  # fmt: skip
