@@ -28,7 +28,14 @@ def never(step: int) -> bool:
     return False
 
 
-def is_due(trainer: L.Trainer, every: int, more: Callable[[int], bool] = never, *, stopping: bool = True) -> bool:
+def is_due(
+    trainer: L.Trainer,
+    every: int,
+    more: Callable[[int], bool] = never,
+    *,
+    stopping: bool = True,
+    since: int | None = None,
+) -> bool:
     """Return True if a task of every ``every`` steps and of the run's end is due after this step.
 
     Args:
@@ -36,9 +43,12 @@ def is_due(trainer: L.Trainer, every: int, more: Callable[[int], bool] = never, 
         every: optimizer steps between two.
         more: function that says if a step is a further one.
         stopping: count a stop of the run as its end.
+        since: the step before, where several may be counted at once: each optimizer of a manual optimization is one.
     """
     step = trainer.global_step
-    return step % every == 0 or more(step) or step == trainer.max_steps or (stopping and trainer.should_stop)
+    passed = range(step if since is None else since + 1, step + 1)
+    at_one = any(at % every == 0 or more(at) for at in passed)
+    return at_one or step == trainer.max_steps or (stopping and trainer.should_stop)
 
 
 class MilestoneCallback(StepCallback):

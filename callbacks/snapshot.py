@@ -14,7 +14,7 @@ from ..measure.ranks import rank
 from ..measure.recorder import RecorderArguments, SnapshotRecorder, as_recorder
 from ..measure.records import Snapshot
 from .loggers import log_snapshot
-from .milestones import MilestoneCallback, log_metrics
+from .milestones import MilestoneCallback, is_due, log_metrics
 
 
 class BiasSnapshot(MilestoneCallback):
@@ -27,7 +27,8 @@ class BiasSnapshot(MilestoneCallback):
 
     Args:
         recorder: folder of the snapshots, or a recorder that takes and writes them.
-        every: optimizer steps between snapshots; ``steps`` and ``factor`` of the recorder's config ask for more.
+        every: optimizer steps between snapshots; ``steps`` and ``factor`` of the recorder's config ask for more. Where
+            a batch counts several steps, the snapshot comes after it.
         model: function that finds the model in the module; by default the only one of ``transformers`` in it.
         dirpath: the folder, by its name.
         arguments: further arguments of the :class:`SnapshotRecorder` that writes into the folder.
@@ -76,8 +77,8 @@ class BiasSnapshot(MilestoneCallback):
     ) -> None:
         """Act if a step was taken: at the end of an epoch one may end before its accumulation is full."""
         before, self._step = self._step, trainer.global_step
-        if self._step > before:
-            self.on_step_end(trainer, pl_module, self._step)
+        if self._step > before and is_due(trainer, self.every, self.more, since=before):
+            self.act(trainer, pl_module, self._step)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the snapshot if training ends unannounced: after its last epoch, or by a callback that stops it after a

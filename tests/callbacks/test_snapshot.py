@@ -3,6 +3,7 @@
 import copy
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
@@ -52,6 +53,26 @@ class Theirs(L.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.net.parameters(), lr=0.01)
+
+
+class ByHand(Theirs):
+    """With an optimizer for the table and one for the rest."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = self.net(input_ids=batch, labels=batch).loss
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        table = self.net.get_input_embeddings().weight
+        parts = [table], [p for p in self.net.parameters() if p is not table]
+        return [torch.optim.SGD(part, lr=0.01) for part in parts]
 
 
 def fit(module, batches, folder, *callbacks, seed=1, validate=False, ckpt=None, **settings):
@@ -112,6 +133,19 @@ def test_steps_are_counted_where_epochs_end_within_an_accumulation(llama, token_
     trainer = fit(Theirs(llama()), token_batches[:3], tmp_path, snapshots, max_epochs=3, accumulate_grad_batches=2)
     assert trainer.global_step == 6
     assert steps(tmp_path / "bias") == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("every", "more", "expected"),
+    [(3, {}, [0, 4, 6, 10]), (5, {}, [0, 6, 10]), (100, {"steps": [3, 7]}, [0, 4, 8, 10])],
+)
+def test_no_step_is_passed_over_where_a_batch_counts_two(
+    llama, token_batches, small_probe, tmp_path, every, more, expected
+):
+    """Two optimizers by hand: Lightning counts 2, 4, 6, 8 and 10."""
+    snapshots = BiasSnapshot(config=replace(small_probe, **more), every=every, dirpath=tmp_path / "bias")
+    fit(ByHand(llama()), token_batches, tmp_path, snapshots)
+    assert steps(tmp_path / "bias") == expected
 
 
 def test_a_stop_after_a_validation_has_its_snapshot(llama, token_batches, small_probe, tmp_path):
