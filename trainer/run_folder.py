@@ -51,11 +51,17 @@ _LOCK = ".lock"
 
 
 def check_resumable(config: RunConfig, run: RunDir) -> None:
-    """Raise UsageError, naming the fields, if ``config`` differs from the run's own in fields that must stay."""
+    """Raise UsageError, naming the fields, if ``config`` differs from the run's own in fields that must stay, or ends
+    before the run's last checkpoint.
+    """
     differing = [field for field in config_differences(config, run) if field not in _FREE]
     changed = [field for name in _FIXED for field in differing if f"{field}.".startswith(f"{name}.")]
     if changed:
         raise UsageError(f"{run.path}: a resumed run keeps its {', '.join(changed)}; start a new run to change them")
+    if (last := max(run.checkpoints_by_step(), default=0)) > (most := config.trainer.max_steps):
+        raise UsageError(
+            f"trainer.max_steps is {most}: {run.path} has been trained to step {last}; give {last} or more"
+        )
 
 
 def check_unused(run: RunDir) -> None:

@@ -43,6 +43,18 @@ def test_resuming_without_a_birth_snapshot_measures_birth_again(tiny, tmp_path):
     assert steps == sorted(steps)
 
 
+def test_an_end_before_the_last_checkpoint_is_refused_and_the_config_stays(tiny, tmp_path):
+    fields = {"trainer.checkpoint_every": 1, "snapshot.enabled": False}
+    done = run(tiny(fields | {"trainer.max_steps": 2}), tmp_path / "run")
+    before = done.config.read_bytes()
+    with pytest.raises(UsageError, match=r"trainer\.max_steps is 1: .*run has been trained to step 2; give 2 or more$"):
+        run(tiny(fields | {"trainer.max_steps": 1}), done.path, resume=True)
+    assert done.config.read_bytes() == before
+    run(tiny(fields | {"trainer.max_steps": 2}), done.path, resume=True)
+    shutil.rmtree(done.checkpoint(2))
+    run(tiny(fields | {"trainer.max_steps": 1}), done.path, resume=True)
+
+
 def test_a_used_directory_is_refused_and_nothing_in_it_changes(tiny, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="already in use"):
