@@ -27,6 +27,9 @@ from .optimizers.table import (
 )
 from .strategies.table import STRATEGIES, StrategyName, context_problems, strategy_problems
 
+#: Bounds of a denominator's offset: less is 0 in float32, and beside more nothing is left of a gradient.
+_EPS = (1e-37, 1e6)
+
 
 @dataclass(frozen=True)
 class OptimConfig:
@@ -144,8 +147,7 @@ class OptimConfig:
         found += outside("optim", self, {"precondition_every": (1, 10**10)})
         if self.ema is not None and not 0 < self.ema < 1:
             found.append(f"optim.ema is {self.ema}: give a number between 0 and 1, both excluded, or nothing")
-        if not self.eps > 0:
-            found.append(f"optim.eps is {self.eps}: give a positive number")
+        found += outside("optim", self, {"eps": _EPS})
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         if self.clip_in_step and not self.grad_clip:
             found.append("optim.clip_in_step is true, but optim.grad_clip is 0, which clips nothing: leave one out")
