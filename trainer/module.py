@@ -335,6 +335,8 @@ class PretrainModule(L.LightningModule):
         """Name a weight that is not finite, or too large for any norm, in this rank's part of the model."""
         shards = {name: shard_of(parameter).local for name, parameter in self.model.named_parameters()}
         held = {name: torch.stack(shard.aminmax()).to(self.device) for name, shard in shards.items() if shard.numel()}
+        if not held:  # more processes than any tensor has rows
+            return None
         for name, ends in zip(held, torch.stack(list(held.values())).tolist(), strict=True):
             if not all(map(math.isfinite, ends)):
                 return f"{name} is not finite"

@@ -14,6 +14,7 @@ from quiet_runs import leaves, logged, run
 
 from birthmark.errors import RunError
 from birthmark.measure.records import RunDir
+from birthmark.models.birth import born
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.loop.steps import StepGuard, UpdateSkippedError
 from birthmark.trainer.lr_schedule import LearningRate
@@ -83,6 +84,14 @@ def poisoned_weight(monkeypatch):
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spoil_at_6)
     return r"embed\.weight is not finite after step 6"
+
+
+def test_a_process_without_a_row_of_any_tensor_finds_no_weight_to_refuse(tiny, monkeypatch):
+    """As where FSDP2 shards tensors over more processes than the longest has rows."""
+    config, nothing = tiny(), SimpleNamespace(local=torch.empty(0))
+    module = PretrainModule(born(config.model, 0), config.optim, config.trainer)
+    monkeypatch.setattr("birthmark.trainer.module.shard_of", lambda parameter: nothing)
+    module.check_finite(weights=True)
 
 
 @pytest.mark.parametrize("poison", [poisoned_loss, poisoned_weight])
