@@ -29,7 +29,11 @@ Steps = frozenset[frozenset[int]]
 
 @dataclass(frozen=True)
 class Kinship:
-    """Result of the test of two checkpoints."""
+    """Result of the test of two checkpoints.
+
+    A tensor that both hold to the bit is evidence only where most are. Masks and tables of positions are the same in
+    all models of an architecture, and never most of its tensors; those of a model of which a part was trained are.
+    """
 
     cosine: float
     """Mean over tensors of the cosine of their values, each run of values centred; NaN without tensors."""
@@ -63,12 +67,16 @@ def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
     n_models = len(values)
     if not values:
         return []
+    tests_TMM = [(_cosines(x_MRL), _are_equal(x_MRL)) for x_MRL in _by_tensor(values)]
     # A model may have no tensor at all.
-    cosines_MMT = np.array([_cosines(x_MN) for x_MN in _by_tensor(values)]).reshape(-1, n_models, n_models).T
+    cosines_MMT = np.array([cosines for cosines, _ in tests_TMM]).reshape(-1, n_models, n_models).T
+    equal_MMT = np.array([equal for _, equal in tests_TMM], dtype=bool).reshape(-1, n_models, n_models).T
     tests = [[Kinship(1.0, 0.0)] * len(values) for _ in values]
     for a in range(len(values)):
         for b in range(a + 1, len(values)):
-            cosines = cosines_MMT[a, b][~np.isnan(cosines_MMT[a, b])]
+            is_known = ~np.isnan(cosines_MMT[a, b])
+            differs = is_known & ~equal_MMT[a, b]
+            cosines = cosines_MMT[a, b][differs if 2 * differs.sum() >= is_known.sum() else is_known]
             n = len(cosines)
             if n < FEWEST_TENSORS:
                 tests[a][b] = Kinship(float(np.mean(cosines)) if n else np.nan, np.nan)
@@ -97,6 +105,13 @@ def _cosines(x_MRL: np.ndarray) -> np.ndarray:
     norms_MM = np.outer(norms_M, norms_M)
     known_MM = (norms_MM > 0) & np.isfinite(norms_MM)
     return np.divide(products_MM, norms_MM, out=np.full_like(products_MM, np.nan), where=known_MM)
+
+
+def _are_equal(x_MRL: np.ndarray) -> np.ndarray:
+    """Return ``[M, M]``: True for two checkpoints whose values are the same to the bit."""
+    first: dict[bytes, int] = {}
+    number_M = np.array([first.setdefault(x_RL.tobytes(), i) for i, x_RL in enumerate(x_MRL)])
+    return np.equal.outer(number_M, number_M)
 
 
 def births(kin_MM: np.ndarray) -> list[list[int]]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from trained_suites import STEPS, exchange, train, weights_file
 
 from birthmark.audit.audit import audit
@@ -148,6 +148,30 @@ def test_another_seed_from_some_step_on_is_found(suite, other, audited):
     assert "no sign of a shared birth with step 0, step 4, step 8, step 12" in found.said[16]
     assert found.said[16].endswith("; step 16, step 20, step 24 share a birth of their own")
     assert [len(birth) for birth in found.json["births"]] == [4, 3]
+
+
+def test_buffers_that_all_models_share_make_no_kin(suite, other, audited):
+    """As many as the trained matrices of the blocks, and in one checkpoint of another type."""
+    shutil.copy(weights_file(other, 24), weights_file(suite, 24))
+    for step in STEPS:
+        mask = torch.ones(64, 64).tril().to(torch.bfloat16 if step == 8 else torch.float32)
+        buffers = {f"model.layers.{i}.mask{j}": mask.clone() for i in range(2) for j in range(7)}
+        save_file(load(weights_file(suite, step).read_bytes()) | buffers, weights_file(suite, step))
+    found = audited(suite)
+    assert found.kinds == {8: ["tensors"], 24: ["stranger"]}
+    assert [len(birth) for birth in found.json["births"]] == [6, 1]
+
+
+def test_one_of_which_a_part_was_trained_is_kin_of_what_it_began_from(clean, audited, tmp_path):
+    """Most of its tensors are still those of the other, to the bit."""
+    for name in ("step-24", "step-28"):
+        shutil.copytree(clean / "step-24", tmp_path / name)
+    tensors = load(weights_file(tmp_path, 24).read_bytes())
+    numbers = torch.Generator().manual_seed(0)
+    head = {f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkvo"}
+    drawn = {name: torch.randn(tensors[name].shape, generator=numbers) for name in head}
+    save_file(tensors | drawn, weights_file(tmp_path, 28))
+    assert [len(birth) for birth in audited(tmp_path, status=0).json["births"]] == [2]
 
 
 def test_strangers_of_another_suite_are_said_once_and_by_name(clean, other, capsys):

@@ -71,6 +71,20 @@ def test_kin_of_which_some_tensors_were_turned_stay_kin():
     assert kinship(a, few).verdict is False
 
 
+@pytest.mark.parametrize(
+    ("n_equal", "n_drawn", "verdict", "cosine"),
+    [(8, 8, False, 0), (24, 97, False, 0), (3, 3, None, 0), (9, 8, True, 9 / 17)],
+)
+def test_tensors_that_are_equal_are_evidence_only_where_most_are(n_equal, n_drawn, verdict, cosine):
+    """As masks are in strangers, and frozen blocks in kin."""
+    numbers = np.random.default_rng(0)
+    masks = {f"mask{i}": np.tril(np.ones((16, 64))) for i in range(n_equal)}
+    a, b = ({f"t{i}": numbers.normal(size=(16, 64)) for i in range(n_drawn)} | masks for _ in "ab")
+    found = kinship(a, b)
+    assert found.verdict is verdict
+    assert found.cosine == pytest.approx(cosine, abs=0.05)
+
+
 def test_a_step_is_judged_against_those_before_it_once_they_have_settled():
     # Per training step: 4, 2, 1, 1, and then three times as long, over gaps of one length.
     assert overshoot([4, 2, 1, 1, 3], [1] * 5) == pytest.approx(3)
