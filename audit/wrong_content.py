@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -53,16 +55,44 @@ def compare_configs(judged: Sequence[Judged]) -> None:
     """Report configs and tokenizers that differ from the majority."""
     configs = [(one, one.content.config) for one in judged if one.content and one.content.config is not None]
     names = {name for _, config in configs for name in config}
-    usual = {name: _most_common([describe_json(config.get(name)) for _, config in configs]) for name in names}
+    usual = {name: _most_common([_written(config.get(name)) for _, config in configs]) for name in names}
     for one, config in configs:
-        own = {name: describe_json(config.get(name)) for name in sorted(names, key=_by_weight)}
+        own = {name: _written(config.get(name)) for name in sorted(names, key=_by_weight)}
         other = [name for name in own if own[name] != usual[name]]
         for name in other[:_MOST_FIELDS]:
-            one.found("config", f"its config has {name} {own[name]}, and that of most others {usual[name]}")
+            field, value, of_most = _where_they_differ(name, json.loads(own[name]), json.loads(usual[name]))
+            one.found("config", f"its config has {field} {value}, and that of most others {of_most}")
         if more := other[_MOST_FIELDS:]:
             fields = f"{len(more)} more field{'s' if len(more) > 1 else ''}"
             one.found("config", f"its config differs from most others in {fields}: {', '.join(more)}")
     _compare_tokenizers([(one, one.content.tokenizer) for one in judged if one.content])
+
+
+def _written(value: Any) -> str:
+    """Write a config's value in full; the order of keys is none of it."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _where_they_differ(field: str, own: Any, usual: Any) -> tuple[str, str, str]:
+    """Return the name of a field and two values of it in a few words, of the first field inside where these words are
+    the same; of long texts from the place on where they differ.
+    """
+    said = describe_json(own), describe_json(usual)
+    if said[0] != said[1]:
+        return field, *said
+    if not isinstance(own, dict | list):
+        n_shared = len(commonprefix([str(own), str(usual)]))  # noqa: RUF071, of any text
+        return f"{field}[{n_shared}:]", *(describe_json(str(value)[n_shared:]) for value in (own, usual))
+    of_own, of_usual = (dict(value.items() if isinstance(value, dict) else enumerate(value)) for value in (own, usual))
+    name = next(name for name in [*of_own, *of_usual] if _inside(of_own, name) != _inside(of_usual, name))
+    if name not in of_own or name not in of_usual:
+        values = (describe_json(of[name]) if name in of else "missing" for of in (of_own, of_usual))
+        return f"{field}.{name}", *values
+    return _where_they_differ(f"{field}.{name}", of_own[name], of_usual[name])
+
+
+def _inside(fields: Mapping[Any, Any], name: Any) -> str:
+    return _written(fields[name]) if name in fields else ""
 
 
 def _by_weight(field: str) -> tuple[bool, bool, str]:

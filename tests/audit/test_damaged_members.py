@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from trained_suites import CONFIG, STEPS, exchange, weights_file
 
 from birthmark.audit import pickled_weights
+from birthmark.audit.audit import audit
+from birthmark.audit.checkpoint import find_members
 from birthmark.audit.weights import open_safetensors
 from birthmark.errors import RunError
 from birthmark.launch.cli import main
@@ -140,6 +142,37 @@ def test_another_config_and_other_tensors_are_found(suite, audited):
     assert "its config has rope_theta 7.0, and that of most others " in found.said[8]
     assert found.kinds[16] == ["tensors"]
     assert f"{name} is F32 [32, " in found.said[16]
+
+
+SCALING = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+LAYERS = ["full_attention"] * 11
+
+
+@pytest.mark.parametrize(
+    ("usual", "value", "said"),
+    [
+        (
+            SCALING,
+            SCALING | {"original_max_position_embeddings": 32},
+            (".original_max_position_embeddings", "32", "8192"),
+        ),
+        (SCALING, SCALING | {"rope_type": None}, (".rope_type", "null", "missing")),
+        (SCALING, dict(reversed(SCALING.items())), None),
+        (LAYERS, [*LAYERS[:10], "sliding"], (".10", '"sliding"', '"full_attention"')),
+        (LAYERS, LAYERS[:10], (".10", "missing", '"full_attention"')),
+        (70 * "a" + "b", 70 * "a" + "c", ("[70:]", '"c"', '"b"')),
+        (int(70 * "1" + "2"), int(70 * "1" + "3"), ("[70:]", '"3"', '"2"')),
+    ],
+    ids=["number", "added", "order", "list", "short", "text", "large"],
+)
+def test_configs_are_compared_in_full_whatever_the_order_of_keys(tmp_path, usual, value, said):
+    for step, own in ((1, usual), (2, usual), (3, value)):
+        (tmp_path / f"step{step}").mkdir()
+        save_file({"a": torch.zeros(3)}, tmp_path / f"step{step}" / "model.safetensors")
+        (tmp_path / f"step{step}" / "config.json").write_text(json.dumps({"x": own}))
+    found = [one for judged in audit(find_members([str(tmp_path)])).judged for one in judged.findings]
+    lines = [one.what for one in found if one.kind == "config"]
+    assert lines == (["its config has x{} {}, and that of most others {}".format(*said)] if said else [])
 
 
 def test_other_architectures_and_widths_are_rows_and_the_audit_goes_on(suite, audited):
