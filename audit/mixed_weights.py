@@ -50,8 +50,10 @@ class Tensors:
 
     def __init__(self, members: Sequence[Same]) -> None:
         self.members = members
-        self.values = [{**same.values, **same.vectors} for same in members]
-        self.names = sorted({name for held in self.values for name in held})
+        held = [{**same.values, **same.vectors} for same in members]
+        # A tensor that some hold as whole numbers has values in the others alone.
+        self.names = sorted(set.intersection(*map(set, held))) if held else []
+        self.values = [{name: values[name] for name in self.names} for values in held]
         self.squares_TMM = squared_distances(self.values)
         self.matrices = np.array([name in members[0].values for name in self.names], dtype=bool)
         self.digests = [same.digests for same in members]

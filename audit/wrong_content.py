@@ -133,7 +133,8 @@ def say_means(members: Sequence[Same]) -> None:
     last = [same for chain, same in ends.items() if chain[0] == max(stage for stage, *_ in ends)]
     if len(last) < 2:
         return
-    mean = {name: np.mean([same.values[name] for same in last], axis=0) for name in last[0].values}
+    shared = set.intersection(*(set(same.values) for same in last))
+    mean = {name: np.mean([same.values[name] for same in last], axis=0) for name in shared}
     for one in (one for one in members if not one.claims):
         distance_M = mean_distances(squared_distances([one.values, mean, *(same.values for same in last)]))[0]
         if distance_M[1] < CLOSER * distance_M[2:].min():

@@ -102,6 +102,19 @@ def test_types_too_coarse_to_see_training_are_no_fault(suite, audited):
     assert audited(suite).said[4] == "has block 0 (model.layers.0, 8 tensors) of step 20"
 
 
+@pytest.mark.parametrize("whole", [(8,), STEPS[1:]])
+def test_a_tensor_that_only_some_hold_as_whole_numbers_is_compared_by_its_type_alone(suite, audited, whole):
+    for step in STEPS:
+        mask = torch.ones(9, 9).tril()
+        tensors = load_file(weights_file(suite, step)) | {"mask": mask.bool() if step in whole else mask}
+        save_file(tensors, weights_file(suite, step))
+    found = audited(suite)
+    odd = whole[0] if len(whole) == 1 else 0
+    types = ("BOOL", "F32") if len(whole) == 1 else ("F32", "BOOL")
+    assert found.kinds == {odd: ["tensors"]}
+    assert found.said[odd] == "mask is {} [9, 9], and {} [9, 9] in most others".format(*types)
+
+
 def test_where_nothing_tells_whose_tensors_are_both_are_named(suite, audited):
     for step in STEPS[3:]:
         shutil.rmtree(suite / f"step-{step}")
