@@ -105,7 +105,7 @@ def said_place(name: str) -> Place | None:
 
 def missing_places(places: Iterable[Place]) -> list[Place]:
     """List the places missing from a regular suite: if most steps have the same distance, its missing multiples between
-    them. An irregular suite has none.
+    them. An irregular suite, or one that lacks more places than it has, has none.
     """
     chains: dict[tuple[int, str, int, str], list[int]] = {}
     for place in sorted(set(places)):
@@ -115,6 +115,8 @@ def missing_places(places: Iterable[Place]) -> list[Place]:
         gaps = [b - a for a, b in pairwise(steps)]
         usual, n = Counter(gaps).most_common(1)[0] if gaps else (0, 0)
         if n < 3 or n < 0.6 * sum(gap % usual == 0 for gap in gaps):
+            continue
+        if sum(gap // usual - 1 for gap in gaps if gap % usual == 0) > len(steps):
             continue
         for (begin, _), gap in zip(pairwise(steps), gaps, strict=True):
             if gap > usual and gap % usual == 0:

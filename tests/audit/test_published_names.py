@@ -53,6 +53,9 @@ def test_places_that_a_regular_suite_leaves_out_are_found():
     assert missing(*range(0, 70, 10), *range(90, 130, 10)) == [70, 80]
     powers = [0, *(2**i for i in range(10))]
     assert missing(*powers, *range(1000, 9000, 1000), 10_000) == [9000]
+    assert missing(*range(0, 50, 10), 100) == [50, 60, 70, 80, 90]
+    # Far more than it has are no gap, and not listed one by one.
+    assert missing(*range(5), 2 * 10**18) == missing(*range(5), 12) == []
     assert missing(*powers) == missing(0, 10, 20) == missing(5) == missing() == []
     steps = (Place(2, "stage 2", 1, "", step) for step in (10, 20, 30, 50, 60))
     assert [place.words for place in missing_places(steps)] == ["stage 2 ingredient 1 step 40"]
