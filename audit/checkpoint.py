@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -104,6 +105,9 @@ _MODEL = "state_dict/model."
 LISTING = "revisions.txt"
 #: Fields of ``config.json`` that say nothing of the model.
 _NO_MODEL = {"transformers_version", "torch_dtype", "dtype", "_name_or_path", "use_cache", "architectures"}
+
+#: Files in which a trainer keeps its state beside the weights.
+_NO_WEIGHTS = re.compile(r"(?:optimizer|scheduler|scaler|rng_state|training_args)(?![a-z])")
 
 
 @dataclass(frozen=True)
@@ -281,7 +285,9 @@ def _pickled(folder: Path) -> list[Path]:
     """List the pickled files of weights, if there are no others."""
     if (folder / "state.json").is_file() or any(folder.glob("*.safetensors*")):
         return []
-    return [file for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES and file.stem != "training_args"]
+    if weights := sorted(folder.glob("pytorch_model*.bin")):
+        return weights
+    return [file for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES and not _NO_WEIGHTS.match(file.name)]
 
 
 def _open(folder: Path) -> Weights:

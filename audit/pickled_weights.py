@@ -98,6 +98,8 @@ def child(file: str, out: str, scan: str) -> None:
         found = sample(HeldWeights(_tensors(file)), scan=scan == "1")
     except MemoryError:
         sys.exit(_say("needs more memory than a checkpoint of its size"))
+    except RunError as error:
+        sys.exit(_say(str(error)))
     except Exception as error:  # the loader raises a dozen kinds, and the file is a stranger's
         refused = "weights_only" in str(error) or "Unsupported" in str(error)
         sys.exit(_say("holds more than tensors" if refused else f"damaged ({one_line(error, 120)})"))

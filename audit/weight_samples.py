@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..files import content_digest
-from .weights import DTYPES, Entry, Weights
+from .weights import DTYPES, WEIGHT_TYPES, Entry, Weights
 
 #: Length of runs of neighbouring values that are read together; share of a tensor that is read, one in so many; least
 #: and largest number of runs.
@@ -111,7 +111,7 @@ def sample(weights: Weights, *, scan: bool) -> Sampled:
             sha.update(part.view(torch.uint8).numpy().tobytes())
             n_read += part.numel() * part.element_size()
         digests[name] = sha.hexdigest()
-        if not parts[0].is_floating_point() or not entry.numel:
+        if entry.dtype not in WEIGHT_TYPES or not entry.numel:
             continue
         sound, median = _sound(parts)
         (values if len(entry.shape) > 1 else vectors)[name] = sound

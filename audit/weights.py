@@ -32,6 +32,11 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "C64": torch.complex64,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -40,6 +45,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+#: Types whose values are weights; the exponents of F8_E8M0 are scales of others.
+WEIGHT_TYPES = {name for name, dtype in DTYPES.items() if dtype.is_floating_point} - {"F8_E8M0"}
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,16 @@ class FileWeights(Weights):
 
 
 class HeldWeights(Weights):
-    """Tensors in memory."""
+    """Tensors in memory.
+
+    Raises:
+        RunError: a tensor is of a type that safetensors does not have.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor.dtype not in NAMES:
+                raise RunError(f"{one_line(name, 60)} is of type {tensor.dtype}")
         self.tensors = {name: tensor.detach().contiguous().flatten() for name, tensor in tensors.items()}
         self.entries = {name: Entry(NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
 
@@ -164,7 +178,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, int]]:
         text = file.read(length)
     try:
         header = parse_json(text.decode("utf-8"))
-        found, begins, end = _entries(header)
+        found, begins, end = _entries(header, path)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: damaged header ({one_line(error) or 'no tensors in it'})") from None
     if 8 + length + end != size:
@@ -173,14 +187,15 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, int]]:
     return found, {name: 8 + length + begin for name, begin in begins.items()}
 
 
-def _entries(header: Any) -> tuple[dict[str, Entry], dict[str, int], int]:
+def _entries(header: Any, path: Path) -> tuple[dict[str, Entry], dict[str, int], int]:
     found, begins, spans = {}, {}, []
     for name, facts in header.items():
         if name == "__metadata__":
             continue
         shape, (begin, stop) = tuple(facts["shape"]), facts["data_offsets"]
         if facts["dtype"] not in DTYPES:
-            raise ValueError(f"{name} is of type {facts['dtype']}")
+            kind = one_line(facts["dtype"], 20)
+            raise RunError(f"{path}: {one_line(name, 60)} is of type {kind}, which this version does not read")
         if not all(type(number) is int and number >= 0 for number in (*shape, begin, stop)):
             raise ValueError(f"{name} has a size that is no whole number")
         found[name] = Entry(facts["dtype"], shape)

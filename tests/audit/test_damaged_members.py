@@ -12,8 +12,9 @@ from trained_suites import CONFIG, STEPS, exchange, weights_file
 
 from birthmark.audit import pickled_weights
 from birthmark.audit.audit import audit
-from birthmark.audit.checkpoint import find_members
-from birthmark.audit.weights import open_safetensors
+from birthmark.audit.checkpoint import _pickled, find_members
+from birthmark.audit.weight_samples import sample
+from birthmark.audit.weights import HeldWeights, open_safetensors
 from birthmark.errors import RunError
 from birthmark.launch.cli import main
 from birthmark.models.birth import born
@@ -81,6 +82,51 @@ class Planted:
         return (exec, (f"open({str(self.file)!r}, 'w').close()",))
 
 
+RARE = {
+    "packed": torch.arange(64, dtype=torch.int64).to(torch.uint32),
+    "ids": torch.arange(64, dtype=torch.int64).to(torch.uint64),
+    "pixels": torch.arange(64, dtype=torch.int64).to(torch.uint16),
+    "scales": torch.arange(64, dtype=torch.uint8).view(torch.float8_e8m0fnu).reshape(8, 8),
+    "freqs_cis": torch.polar(torch.ones(8, 8), torch.zeros(8, 8)),
+}
+
+
+def test_tensors_of_rare_types_are_read_and_are_no_weights(tmp_path):
+    """As MLX packs weights, and as a table of rotations is complex."""
+    for step in (1, 2):
+        (tmp_path / f"step{step}").mkdir()
+        save_file(RARE | {"w": step * torch.randn(8, 8)}, tmp_path / f"step{step}" / "model.safetensors")
+    found = audit(find_members([str(tmp_path)]))
+    assert [one.findings for one in found.judged] == [[], []]
+    sampled = [one.content.sampled for one in found.judged]
+    assert [(set(one.values), one.vectors) for one in sampled] == [({"w"}, {}), ({"w"}, {})]
+    assert {name for name in sampled[0].digests if sampled[0].digests[name] == sampled[1].digests[name]} == {*RARE}
+    in_memory = sample(HeldWeights(RARE), scan=True)
+    assert in_memory.digests == {name: sampled[0].digests[name] for name in RARE}
+    assert in_memory.n_bytes == sum(tensor.nbytes for tensor in RARE.values())
+
+
+def test_a_type_that_is_not_read_is_named(tmp_path):
+    text = json.dumps({"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(3))
+    with pytest.raises(RunError, match=r"safetensors: a is of type F6_E2M3, which this version does not read$"):
+        open_safetensors(tmp_path)
+    with pytest.raises(RunError, match=r"^a is of type torch\.complex128$"):
+        HeldWeights({"a": torch.zeros(3, dtype=torch.complex128)})
+
+
+def test_of_a_trainers_folder_only_the_weights_are_read(tmp_path):
+    """Pickled states of the optimizer, of the schedule and of random numbers lie beside them."""
+    state = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth", "training_args.bin")
+    for weights in (["pytorch_model.bin"], ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+                    ["consolidated.00.pth"], ["optimizers_of_glass.pt"], ["schedulers.bin", "model.pt"]):  # fmt: skip
+        folder = tmp_path / weights[0]
+        folder.mkdir()
+        for name in (*weights, *state):
+            (folder / name).touch()
+        assert [file.name for file in _pickled(folder)] == sorted(weights)
+
+
 @pytest.mark.heavy
 def test_pickled_weights_are_read_and_planted_code_is_not_run(suite, audited, tmp_path, python, monkeypatch):
     monkeypatch.setattr("sys.executable", python)
@@ -90,6 +136,8 @@ def test_pickled_weights_are_read_and_planted_code_is_not_run(suite, audited, tm
         file = suite / f"step-{step}" / "pytorch_model.bin"
         if step == 4:
             torch.save({"state_dict": tensors}, file)
+            torch.save({"state": {}, "param_groups": [{"lr": 1e-3}]}, file.with_name("optimizer.pt"))
+            torch.save({"python": (3, 1), "more": Planted(tmp_path / "ran")}, file.with_name("rng_state.pth"))
         elif step == 8:
             torch.save({**tensors, "more": Planted(tmp_path / "ran")}, file)
         elif step == 12:
