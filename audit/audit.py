@@ -13,7 +13,7 @@ from ..metrics.weight_kinship import Kinship, births, kinships
 from .checkpoint import Judged, Member, Same, in_few_words, listed, read_content
 from .mixed_weights import say_mixed
 from .training_order import Direction, missing_places
-from .wrong_content import alike, compare_configs, of_one_shape, say_duplicates, say_means, settle_duplicates
+from .wrong_content import alike, compare_configs, of_one_shape, part_runs, say_duplicates, say_means, settle_duplicates
 from .wrong_order import Curve
 
 
@@ -79,8 +79,9 @@ def audit(
         advance(1)
     compare_configs(judged)
     distinct = alike(of_one_shape(judged))
-    tensors, notes = say_mixed(distinct)
-    notes += _absent(members, absent)
+    notes = part_runs(distinct)
+    tensors, of_tensors = say_mixed(distinct)
+    notes += [*of_tensors, *_absent(members, absent)]
     say_means(distinct)
     own = [i for i, same in enumerate(distinct) if not same.is_copy]
     distinct, distance_MM = [distinct[i] for i in own], tensors.without_mixed()[np.ix_(own, own)]

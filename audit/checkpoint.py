@@ -142,6 +142,8 @@ class Member:
     is_local: bool = True
     drawn_from: Birth | None = None
     """The birth that it is, which lies nowhere and is drawn again."""
+    source: str = ""
+    """Run, folder or repository that it belongs to; empty for the birth of a config."""
 
     @property
     def step(self) -> int | None:
@@ -203,7 +205,8 @@ def _members(name: str) -> list[Member]:
         return sorted(found, key=lambda member: (member.place is None, member.place or at_step(0), member.name))
     if named.kind != "hub" or name.startswith("@"):
         raise UsageError(f"{name}: no such run, folder of checkpoints, or hub id")
-    return [Member(name, said_place(name.rpartition("@")[2]), lambda: downloaded(name), is_local=False)]
+    repository, _, revision = name.rpartition("@")
+    return [Member(name, said_place(revision), lambda: downloaded(name), is_local=False, source=repository or revision)]
 
 
 def _of_run(named: ModelName) -> list[Member]:
@@ -212,24 +215,25 @@ def _of_run(named: ModelName) -> list[Member]:
     if named.number == 0:
         return [_born(named.text, Birth.of_run(run))]
     if named.number is None:
-        there = [_local(f"{named.text}@{step}", path, at_step(step)) for step, path in steps.items()]
+        there = [_local(f"{named.text}@{step}", path, at_step(step), run) for step, path in steps.items()]
         return [_born(f"{named.text}@0", Birth.of_run(run)), *there]
     if named.number not in steps:
         listed = ", ".join(map(str, steps)) or "none"
         raise UsageError(f"{named.text}: {run.path} has no checkpoint of step {named.number}; there are: {listed}")
-    return [_local(named.text, steps[named.number], at_step(named.number))]
+    return [_local(named.text, steps[named.number], at_step(named.number), run)]
 
 
 def _born(name: str, birth: Birth) -> Member:
-    return Member(name, at_step(0), lambda: nullcontext(Path()), drawn_from=birth)
+    source = "" if birth.run is None else str(birth.run.path.resolve())
+    return Member(name, at_step(0), lambda: nullcontext(Path()), drawn_from=birth, source=source)
 
 
-def _local(name: str, folder: Path, place: Place | None) -> Member:
+def _local(name: str, folder: Path, place: Place | None, run: RunDir | None = None) -> Member:
     def here() -> AbstractContextManager[Path]:
         fetch_checkpoint(folder)
         return nullcontext(gguf_folder(files) if (files := gguf_files(folder)) else folder)
 
-    return Member(name, place, here)
+    return Member(name, place, here, source=str(folder.resolve().parent if run is None else run.path.resolve()))
 
 
 def listed_but_absent(names: Sequence[str]) -> list[str]:
@@ -389,7 +393,8 @@ class Judged:
     @property
     def label(self) -> str:
         """Name in sentences."""
-        return self.name if self.member.place is None else self.member.place.words
+        place = self.member.place
+        return self.name if place is None or place.run else place.words
 
     @property
     def verdict(self) -> str:

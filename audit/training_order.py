@@ -58,6 +58,16 @@ _BEGINS_FROM = re.compile(r"(?<=\d)-([a-z][\w-]*from-[\w-]+)$", re.IGNORECASE)
 _MEAN = re.compile(r"(?<![a-z])(?:soup|souped|merged?|averaged?)(?![a-z])|ingredient\d+(?:\+\d+)+", re.IGNORECASE)
 
 
+class Training(NamedTuple):
+    """The parts of a place (`Place`) that all checkpoints of one training share."""
+
+    stage: int
+    stage_words: str
+    ingredient: int
+    beginning: str
+    run: str
+
+
 class Place(NamedTuple):
     """A place in training; places are ordered like training passes through them."""
 
@@ -69,17 +79,21 @@ class Place(NamedTuple):
     beginning: str
     """Name of the checkpoint that the training began from, where it is another one than the end of the last stage."""
     step: int
+    run: str = ""
+    """Run or folder, where a suite has several that went apart before this step."""
 
     @property
-    def chain(self) -> tuple[int, str, int, str]:
+    def chain(self) -> Training:
         """All parts but the step: the training whose checkpoints lie on one curve."""
-        return self[:4]
+        return Training(self.stage, self.stage_words, self.ingredient, self.beginning, self.run)
 
     @property
     def words(self) -> str:
         """The place in words: ``stage 2 ingredient 1 step 10``."""
         ingredient = f"ingredient {self.ingredient}" if self.ingredient else ""
-        return " ".join(part for part in (self.stage_words, ingredient, self.beginning, f"step {self.step}") if part)
+        run = f"of {self.run}" if self.run else ""
+        parts = (self.stage_words, ingredient, self.beginning, f"step {self.step}", run)
+        return " ".join(part for part in parts if part)
 
 
 def at_step(step: int) -> Place:
@@ -107,11 +121,12 @@ def missing_places(places: Iterable[Place]) -> list[Place]:
     """List the places missing from a regular suite: if most steps have the same distance, its missing multiples between
     them. An irregular suite, or one that lacks more places than it has, has none.
     """
-    chains: dict[tuple[int, str, int, str], list[int]] = {}
+    by_training: dict[Training, list[Place]] = {}
     for place in sorted(set(places)):
-        chains.setdefault(place.chain, []).append(place.step)
-    missing = []
-    for chain, steps in chains.items():
+        by_training.setdefault(place.chain, []).append(place)
+    missing: list[Place] = []
+    for present in by_training.values():
+        steps = [place.step for place in present]
         gaps = [b - a for a, b in pairwise(steps)]
         usual, n = Counter(gaps).most_common(1)[0] if gaps else (0, 0)
         if n < 3 or n < 0.6 * sum(gap % usual == 0 for gap in gaps):
@@ -120,7 +135,7 @@ def missing_places(places: Iterable[Place]) -> list[Place]:
             continue
         for (begin, _), gap in zip(pairwise(steps), gaps, strict=True):
             if gap > usual and gap % usual == 0:
-                missing += [Place(*chain, step) for step in range(begin + usual, begin + gap, usual)]
+                missing += [present[0]._replace(step=step) for step in range(begin + usual, begin + gap, usual)]
     return missing
 
 
@@ -146,17 +161,20 @@ class Chain(NamedTuple):
 def chains(places: Mapping[int, Place], distance_MM: np.ndarray) -> list[Chain]:
     """Divide checkpoints into chains, in the order of training.
 
-    If the stage before has several ends, a chain begins from the nearest.
+    If the stage before has several ends, a chain begins from the nearest. Runs begin from the last checkpoint before
+    they went apart.
     """
-    by_training: dict[tuple[int, str, int, str], list[int]] = {}
+    by_training: dict[Training, list[int]] = {}
     for i, place in sorted(places.items(), key=lambda item: (item[1], item[0])):
         by_training.setdefault(place.chain, []).append(i)
     found: list[Chain] = []
     for training, own in by_training.items():
-        stage, _, _, beginning = training
+        stage = training.stage
         earlier = [chain for chain in found if chain.stage < stage]
         ends = [chain.own[-1] for chain in earlier if chain.stage == earlier[-1].stage]
-        known = bool(ends) and not beginning
+        if training.run and (shared := by_training.get(training._replace(run=""))):
+            ends = shared[-1:]
+        known = bool(ends) and not training.beginning
         found.append(Chain(stage, own, min(ends, key=lambda end: distance_MM[end, own[0]]) if known else None))
     return found
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import product
+from dataclasses import replace
+from itertools import combinations, product
 from os.path import commonprefix
 from typing import Any
 
 import numpy as np
 
+from ..findings.formatting import without_shared_folder
 from ..metrics.weight_kinship import SHORTER, Steps, length_ratio, mean_distances, squared_distances
 from .checkpoint import Judged, Member, Same, in_few_words, listed, weights_of
-from .training_order import Place, at_step, chains, steps_of_chains
+from .training_order import Place, Training, at_step, chains, steps_of_chains
 from .weight_samples import exact_difference
 from .weights import Entry, describe_json
 
@@ -82,12 +84,12 @@ def _where_they_differ(field: str, own: Any, usual: Any) -> tuple[str, str, str]
         return field, *said
     if not isinstance(own, dict | list):
         n_shared = len(commonprefix([str(own), str(usual)]))  # noqa: RUF071, of any text
-        return f"{field}[{n_shared}:]", *(describe_json(str(value)[n_shared:]) for value in (own, usual))
+        return f"{field}[{n_shared}:]", describe_json(str(own)[n_shared:]), describe_json(str(usual)[n_shared:])
     of_own, of_usual = (dict(value.items() if isinstance(value, dict) else enumerate(value)) for value in (own, usual))
     name = next(name for name in [*of_own, *of_usual] if _inside(of_own, name) != _inside(of_usual, name))
     if name not in of_own or name not in of_usual:
-        values = (describe_json(of[name]) if name in of else "missing" for of in (of_own, of_usual))
-        return f"{field}.{name}", *values
+        values = [describe_json(of[name]) if name in of else "missing" for of in (of_own, of_usual)]
+        return f"{field}.{name}", values[0], values[1]
     return _where_they_differ(f"{field}.{name}", of_own[name], of_usual[name])
 
 
@@ -124,12 +126,45 @@ def alike(judged: Sequence[Judged]) -> list[Same]:
     return found
 
 
+def part_runs(found: Sequence[Same]) -> list[str]:
+    """Part runs that have the same steps and other weights, as two of one seed have: behind the last checkpoint that
+    they share each is a training by itself. Return a line for each parting.
+    """
+    sources: dict[Training, dict[int, list[set[str]]]] = defaultdict(lambda: defaultdict(list))
+    for same in found:
+        for claim in same.claims:
+            own = {one.member.source for one in same.members if one.member.place == claim}
+            sources[claim.chain][claim.step].append(own)
+    notes = []
+    for training, by_step in sources.items():
+        apart = [step for step, groups in by_step.items() if any(a - b and b - a for a, b in combinations(groups, 2))]
+        if not apart:
+            continue
+        shared = [step for step, groups in by_step.items() if step < min(apart) and any(len(own) > 1 for own in groups)]
+        last = max(shared, default=-1)
+        runs = sorted({source for step in by_step if step > last for own in by_step[step] for source in own})
+        names = dict(zip(runs, without_shared_folder(runs), strict=True))
+        for one in (one for same in found for one in same.members):
+            place = one.member.place
+            if place is not None and place.chain == training and place.step > last:
+                one.member = replace(one.member, place=place._replace(run=names[one.member.source]))
+        behind = f" behind step {last}" if shared else ""
+        notes.append(
+            f"{in_few_words([*names.values()])}: the same steps and other weights, each judged by itself{behind}"
+        )
+    for same in found:
+        same.place = min(same.claims, default=None)
+    return notes
+
+
 def say_means(members: Sequence[Same]) -> None:
     """Report checkpoints without a step that are the mean of the ends of the last stage's ingredients."""
     ends: dict[Any, Same] = {}
     for same in sorted((one for one in members if one.place is not None), key=lambda one: one.place or at_step(0)):
         assert same.place is not None
         ends[same.place.chain] = same
+        if same.place.run:
+            ends.pop(same.place.chain._replace(run=""), None)
     last = [same for chain, same in ends.items() if chain[0] == max(stage for stage, *_ in ends)]
     if len(last) < 2:
         return

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load, save_file
-from trained_suites import STEPS, exchange, train, weights_file
+from trained_suites import CONFIG, STEPS, exchange, train, weights_file
 
 from birthmark.audit.audit import audit
 from birthmark.audit.checkpoint import find_members
 from birthmark.audit.report import sentence
 from birthmark.audit.training_order import said_place
 from birthmark.launch.cli import main
+from birthmark.models.birth import born
 from birthmark.models.exchange.pretrained import load_pretrained
 
 
@@ -181,6 +182,50 @@ def test_strangers_of_another_suite_are_said_once_and_by_name(clean, other, caps
     first, second = (f"{name}0, {name}4 … {name}24 (7)" for name in names)
     assert line.startswith(f"{second}: no sign of a shared birth with {first}: the cosine")
     assert line.endswith(f"; {second} share a birth of their own")
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory):
+    """Another training from the birth of the clean suite."""
+    return train(9, tmp_path_factory.mktemp("suites") / "twin", model=born(CONFIG, 0).train(), language=1)
+
+
+def findings(found):
+    return {
+        "/".join(one["name"].split("/")[-2:]): [finding["what"] for finding in one["findings"]]
+        for one in found.json["checkpoints"]
+        if one["findings"]
+    }
+
+
+def test_runs_of_one_birth_are_judged_each_by_itself(suite, twin, audited, tmp_path):
+    """Their steps are the same, and neither lies on the curve of the other."""
+    other = shutil.copytree(twin, tmp_path / "twin")
+    found = audited(suite, other, status=0)
+    assert [len(birth) for birth in found.json["births"]] == [14]
+    apart = "suite, twin: the same steps and other weights, each judged by itself behind step 0"
+    assert found.json["notes"] == [apart]
+    exchange(other, 8, 16)
+    exchange(suite, 20, 24)
+    lies = "lies on the curve where {} should: the two are exchanged"
+    pairs = [("twin/step-8", "twin/step-16"), ("suite/step-20", "suite/step-24")]
+    expected = {a: [lies.format(b)] for pair in pairs for a, b in (pair, pair[::-1])}
+    assert findings(audited(suite, other)) == expected
+    # Each named by itself, and without what they share.
+    names = [folder / f"step-{step}" for step in STEPS[1:] for folder in (suite, other)]
+    assert findings(audited(*names)) == expected
+    # Between the two.
+    for pair in ((other, 8, 16), (suite, 20, 24)):
+        exchange(*pair)
+    shutil.copy(weights_file(suite, 16), weights_file(other, 16))
+    (said,) = findings(audited(suite, other)).pop("twin/step-16")
+    assert said == "has the weights of suite/step-16; on the curve they are at step 16 of suite"
+    # The first steps of a training that is resumed elsewhere are one training.
+    for step in (4, 8):
+        shutil.copy(weights_file(suite, step), weights_file(other, step))
+    for step in (12, 16, 20, 24):
+        shutil.rmtree(other / f"step-{step}")
+    assert audited(suite, other, status=0).json["notes"] == []
 
 
 def test_steps_are_read_from_names():
