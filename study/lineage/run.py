@@ -33,7 +33,7 @@ from ..trials import Planned, check_stored
 from .answer import kinship_matrix
 from .comparison import describe_probe
 from .results import PairResult, compare_pairs, markdown, pair_tables, print_summary, summary, tests_by_probe, write_csv
-from .trials import LineageStudy, LineageTrials, StudyModel, last_step, lineage_trials, read_lineage_study, study_models
+from .trials import LineageStudy, LineageTrials, last_step, lineage_trials, read_lineage_study, study_models
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,11 +73,6 @@ def _of_all_models(results: Sequence[PairResult], test: str) -> tuple[list[str],
     return [model.label for model in place], tests
 
 
-def _age(model: StudyModel, last: int) -> int:
-    """Return the optimizer steps since a model's birth; a base ends at ``last``."""
-    return model.step + (last if model.continuation else 0)
-
-
 @in_figure_style
 def over_training(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
     """Draw z of all pairs by the age of the younger model, a panel per test.
@@ -96,9 +91,8 @@ def over_training(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
         sharex=True,
         sharey=True,
     )
-    last = max((result.b.step for result in results if result.table == 1), default=0)
     for axes, test in zip(grid.flat, study.tests, strict=False):
-        _panel(axes, results, test, last)
+        _panel(axes, results, test)
     for axes in list(grid.flat)[n:]:
         axes.set_visible(False)
     low, high = grid[0][0].get_ylim()
@@ -122,7 +116,7 @@ def over_training(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, results: Sequence[PairResult], test: str, last: int) -> None:
+def _panel(axes: Axes, results: Sequence[PairResult], test: str) -> None:
     axes.set_title(test)
     axes.set_yscale("symlog", linthresh=3, linscale=0.8)
     axes.set_yticks([0, 3, 10, 30, 100, 300], labels=["0", "3", "10", "30", "100", "300"])
@@ -131,13 +125,13 @@ def _panel(axes: Axes, results: Sequence[PairResult], test: str, last: int) -> N
     axes.locator_params(axis="x", nbins=5)
     axes.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
     paths: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    aside = 0.03 * max((_age(result.b, last) for result in results), default=0)
+    aside = 0.03 * max((result.b.age for result in results), default=0)
     for result in results:
         found = result.fingerprints[test]
         if found.verdict == "undefined":
             continue
         newborn, colour = result.a.step == 0, _LOOKS[result.expected]["color"]
-        age = float(_age(result.b, last)) if newborn else _age(result.b, last) + aside
+        age = float(result.b.age) if newborn else result.b.age + aside
         axes.plot(
             age, found.z, _DOTS[newborn], color=colour, markersize=3.2, zorder=3 if result.expected == "kin" else 2,
             markerfacecolor=colour if found.verdict == "kin" else "none", markeredgewidth=0.7,
@@ -147,8 +141,8 @@ def _panel(axes: Axes, results: Sequence[PairResult], test: str, last: int) -> N
     for (seed, continuation), points in paths.items():
         before = paths.get((seed, ""), [])[-1:] if continuation else []
         axes.plot(*zip(*before, *points, strict=True), **_LOOKS["kin"], zorder=2)
-    if any(result.b.continuation for result in results):
-        axes.axvline(last, **REFERENCE, zorder=1)
+    for end in {result.b.began_at for result in results if result.b.continuation}:
+        axes.axvline(end, **REFERENCE, zorder=1)
 
 
 # ---------------------------------------------------------------- the page

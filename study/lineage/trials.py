@@ -27,7 +27,7 @@ class LineageStudy(ScaledStudy):
     """A study file of the kind ``lineage``, checked and with its paths resolved."""
 
     steps: tuple[int, ...]
-    """Checkpoints of the base that are compared; none: all."""
+    """Checkpoints of the base that are compared; none: all. With its end, where runs continue from it."""
     continuations: dict[str, dict[str, Any]]
     """Name → dotted fields in which the continued run differs from the base."""
     tests: dict[str, Comparison]
@@ -135,7 +135,9 @@ def lineage_trials(study: LineageStudy, out: Path, overrides: Mapping[str, Any] 
                 raise UsageError(f"{study.file}: continue.{name}: {error}") from None
             continued.append(make_trial(study.name, name, base.seed, config, out / name))
     tests = tests_that_fit(study.file, study.tests, base_config.model)
-    return LineageTrials(dataclasses.replace(study, tests=tests), bases, continued)
+    # What continues is compared with what it began from.
+    steps = tuple(sorted({*study.steps, last})) if study.steps and continued else study.steps
+    return LineageTrials(dataclasses.replace(study, tests=tests, steps=steps), bases, continued)
 
 
 # ---------------------------------------------------------------- pairs
@@ -153,6 +155,13 @@ class StudyModel:
     continuation: str
     """Name of the continuation that its run is; empty: its run is a base."""
     run: RunDir
+    began_at: int = 0
+    """Step of the base that its run began from; 0 for a base."""
+
+    @property
+    def age(self) -> int:
+        """Optimizer steps since its birth."""
+        return self.began_at + self.step
 
     @property
     def name(self) -> str:
@@ -187,7 +196,8 @@ def study_models(trials: LineageTrials) -> list[StudyModel]:
         trained += [StudyModel(trial.seed, step, "", trial.run) for step in on_disk if step in (study.steps or on_disk)]
     for trial in trials.continued:
         if trial.finished:
-            ends.append(StudyModel(trial.seed, trial.step, trial.arm, trial.run))
+            began_at = trials.base_of(trial).config.trainer.max_steps
+            ends.append(StudyModel(trial.seed, trial.step, trial.arm, trial.run, began_at))
     return [*births, *trained, *ends]
 
 
@@ -200,10 +210,6 @@ class Question:
     """Function that says if a pair belongs to its table, given the last step that all bases have reached."""
 
 
-def _ended(model: StudyModel, last: int) -> bool:
-    return bool(model.continuation) or model.step == last
-
-
 QUESTIONS = (
     Question("Distinct births", lambda a, b, last: a.step == b.step == 0),
     Question("Birth and trained model", lambda a, b, last: a.step == 0 < b.step and not b.continuation),
@@ -213,7 +219,7 @@ QUESTIONS = (
     ),
     Question(
         "Continued on other text",
-        lambda a, b, last: bool(b.continuation) and (a.step == 0 or _ended(a, last)),
+        lambda a, b, last: bool(b.continuation) and (bool(a.continuation) or a.step in (0, b.began_at)),
     ),
 )
 """As in [SP], but its third compares births with trained models; these pairs are the strangers of our second."""

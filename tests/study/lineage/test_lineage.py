@@ -161,7 +161,7 @@ def test_every_table_has_its_pairs_and_no_pair_twice():
     run = RunDir(Path("run"))
     models = [StudyModel(seed, 0, "", run) for seed in (1, 2, 3)]
     models += [StudyModel(seed, step, "", run) for seed in (1, 2, 3) for step in (10, 20)]
-    models += [StudyModel(seed, 5, name, run) for seed in (1, 2, 3) for name in ("code", "prose")]
+    models += [StudyModel(seed, 5, name, run, 20) for seed in (1, 2, 3) for name in ("code", "prose")]
     found = model_pairs(models)
     assert len(found) == len(set(found))
     counts = [sum(table == i for table, *_ in found) for i in range(4)]
@@ -173,6 +173,8 @@ def test_every_table_has_its_pairs_and_no_pair_twice():
     # A run that is behind the others: the ends are where all have been.
     behind = [model for model in models if (model.seed, model.step) != (3, 20)]
     assert all({a.step, b.step} == {10} for table, a, b in model_pairs(behind) if table == 2)
+    # What continues is compared with what it began from all the same.
+    assert {a.step for table, a, _ in model_pairs(behind) if table == 3 and not a.continuation} == {0, 20}
     assert model_pairs([]) == []
 
 
@@ -320,6 +322,20 @@ def test_an_unfinished_study_is_summarised(ready, rows, tmp_path, capsys, monkey
     shutil.rmtree(tmp_path / "out" / "base" / "seed-8")
     assert main(summary) == 0
     assert {row["in_truth"] for row in csv.DictReader((tmp_path / "out" / "table.csv").open())} == {"kin"}
+
+
+def test_the_base_that_runs_continue_from_is_compared_whatever_the_steps(ready, rows, tmp_path):
+    study = yaml.safe_load((ready / "study.yaml").read_text())
+    file = ready / "early.yaml"
+    file.write_text(yaml.safe_dump(study | {"steps": [10]}))
+    models = study_models(lineage_trials(read_lineage_study(file), ready / "out"))
+    assert {(model.step, model.age) for model in models if not model.continuation} == {(0, 0), (10, 10), (20, 20)}
+    assert {(model.step, model.age) for model in models if model.continuation} == {(10, 30)}
+    of_base = {(table, a.step) for table, a, b in model_pairs(models) if table > 1 and not a.continuation}
+    assert of_base == {(2, 20), (3, 0), (3, 20)}
+    # Without runs that continue, the steps are those of the file.
+    file.write_text(yaml.safe_dump(study | {"steps": [10], "continue": {}}))
+    assert {model.step for model in study_models(lineage_trials(read_lineage_study(file), ready / "out"))} == {0, 10}
 
 
 def test_only_the_steps_of_the_file_are_compared(ready, rows, tmp_path):
