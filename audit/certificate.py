@@ -86,14 +86,15 @@ def read_secret(file: Path) -> Secret:
     return found
 
 
-def keep_secret(run: RunDir, data_order: Mapping[str, Any]) -> bytes:
-    """Return the salt of a run; draw and write it for its owner only, unless an earlier certificate has one.
+def keep_secret(run: RunDir, data_order: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """Return the salt and the data order that a run's certificates commit to; draw and write them for its owner only,
+    unless an earlier certificate has them.
 
-    So commitments of one run stay the same: a certificate with more checkpoints commits to the same values as the
-    first.
+    So commitments of one run stay the same: a certificate with more checkpoints, or of a version whose configs have
+    more fields, commits to the same values as the first.
 
     Raises:
-        RunError: the existing file is damaged.
+        RunError: the existing file is damaged, or has another value of a field.
     """
     file = run.path / SECRET
     if not file.exists():
@@ -106,7 +107,24 @@ def keep_secret(run: RunDir, data_order: Mapping[str, Any]) -> bytes:
         with atomic_path(file) as new:
             new.touch(mode=0o600)
             new.write_text(json.dumps(secret, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return salt_of(read_secret(file)["salt"], str(file))
+    kept = read_secret(file)
+    if (found := _contradiction("data_order", kept["data_order"], json.loads(canonical(data_order)))) is not None:
+        field, stored, given = (one_line(str(part), 60) for part in found)
+        raise RunError(f"{file}: says {field} {stored}, and the run gives {given}; restore both from a copy")
+    return salt_of(kept["salt"], str(file)), kept["data_order"]
+
+
+def _contradiction(field: str, stored: Any, given: Any) -> tuple[str, Any, Any] | None:
+    """Find a field that both have with other values: its name and both values. Versions differ in fields that only one
+    has.
+    """
+    if isinstance(stored, Mapping) and isinstance(given, Mapping):
+        pairs = [(f"{field}.{name}", stored[name], given[name]) for name in stored if name in given]
+    elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given):
+        pairs = [(f"{field}.{i}", *values) for i, values in enumerate(zip(stored, given, strict=True))]
+    else:
+        return None if stored == given else (field, stored, given)
+    return next((found for pair in pairs if (found := _contradiction(*pair)) is not None), None)
 
 
 # ---------------------------------------------------------------- streamed content
@@ -269,8 +287,7 @@ def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: 
                 f"{run.birth}: says {name} {one_line(str(said)[:20])}, and config.yaml gives {str(value)[:20]}; "
                 "restore both from a copy"
             )
-    inputs = order_inputs(config, birth.get("data", {}))
-    salt = keep_secret(run, inputs)
+    salt, data_order = keep_secret(run, order_inputs(config, birth.get("data", {})))
     checkpoints: list[Digests] = []
     shapes = tensor_shapes(config.model)
     for step, folder in run.checkpoints_by_step().items():
@@ -294,7 +311,7 @@ def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: 
         "commitments": {
             "init_seed": commitment("init_seed", config.init_seed, salt),
             "birth": commitment("birth", birth["digest"], salt),
-            "data_order": commitment("data_order", inputs, salt),
+            "data_order": commitment("data_order", data_order, salt),
         },
         "checkpoints": checkpoints,
         "versions": birth.get("versions", {}),

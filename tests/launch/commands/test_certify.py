@@ -88,6 +88,28 @@ def test_a_later_certificate_commits_to_the_same(certified, certificate, tmp_pat
     assert json.loads(capsys.readouterr().out) == certificate
 
 
+def test_a_certificate_of_a_later_version_opens_with_the_secret_that_was_kept(
+    certified, verified, revealed, tmp_path, refused
+):
+    """Its configs may have more fields, or fewer, than those of the version that wrote the secret."""
+    run = shutil.copytree(certified.path, tmp_path / "run")
+    secret, (reveal, seed, option, _) = run / "certificate.secret.json", revealed
+    kept = json.loads(secret.read_text())
+    del kept["data_order"]["data"]["stream"]
+    kept["data_order"]["corpus"]["of_old"] = 1
+    secret.write_text(json.dumps(kept))
+    assert main(["certify", str(run), "--out", str(tmp_path / "later.json")]) == 0
+    opened = verified(run, reveal, seed, option, secret, certificate=tmp_path / "later.json")["reveal"]
+    assert opened["data_order"] is True
+    assert json.loads((tmp_path / "later.json").read_text())["commitments"]["data_order"] == slow_commitment(
+        "data_order", kept["data_order"], kept["salt"]
+    )
+    kept["data_order"]["data"]["data_seed"] = 6
+    secret.write_text(json.dumps(kept))
+    said = refused("certify", run, "--out", tmp_path / "last.json", status=1)
+    assert f"{secret}: says data_order.data.data_seed 6, and the run gives 5; restore both from a copy" in said
+
+
 def test_a_checkpoint_at_birth_is_not_listed(certified, certificate, tmp_path, capsys):
     """Its digest is the birth's: seeds could be tried against it."""
     run = RunDir(shutil.copytree(certified.path, tmp_path / "run"))
