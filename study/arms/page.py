@@ -255,19 +255,16 @@ def _by_loss(
     arms: Sequence[ArmResult], results: Sequence[ArmResult], first: str
 ) -> tuple[list[ArmResult], list[ArmResult], list[ArmResult]]:
     """Divide arms into those whose every seed comes near the first arm's mean loss, those whose seeds do not, and those
-    without a loss.
+    whose loss, or that of a seed, cannot be compared.
     """
     name = task_loss(results)
     reference = next((r.figures[name] for r in results if r.arm == first and r.figures[name].n), None)
     near: list[ArmResult] = []
     far: list[ArmResult] = []
     unknown: list[ArmResult] = []
+    most = math.nan if reference is None else reference.mean + threshold("learned")
     for arm in arms:
-        loss = arm.figures[name]
-        if reference is None or not loss.n:
-            unknown.append(arm)
-        else:
-            (near if loss.max <= reference.mean + threshold("learned") else far).append(arm)
+        {True: near, False: far, None: unknown}[arm.all_reach(name, most)].append(arm)
     return near, far, unknown
 
 

@@ -113,18 +113,27 @@ class ArmResult:
     """
 
     def learned(self, loss: str) -> bool | None:
-        """True if every seed has learned by its ``trigger_loss`` or ``val_loss``; None if that is unknown.
+        """True if every seed has learned by its ``trigger_loss`` or ``val_loss``; None if that is unknown, as where a
+        seed has no finite loss and the others have learned.
 
         A loss on triggers must be a small share of that at birth. A validation loss must be below the entropy of
         token frequencies, or where that is unknown below that of birth, by the threshold of a single run.
         """
         none = spread([])
-        end, birth = self.figures[loss], self.figures.get(f"{loss}_birth", none)
+        birth = self.figures.get(f"{loss}_birth", none)
         if loss == "trigger_loss":
-            return None if not (end.n and birth.n) else end.max <= threshold("learned_triggers") * birth.mean
+            return self.all_reach(loss, threshold("learned_triggers") * birth.mean)
         unigram = self.figures.get("unigram_entropy", none)
-        reference = unigram if unigram.n else birth
-        return None if not (end.n and reference.n) else end.max <= reference.mean - threshold("learned")
+        return self.all_reach(loss, (unigram if unigram.n else birth).mean - threshold("learned"))
+
+    def all_reach(self, loss: str, most: float) -> bool | None:
+        """True if no seed's loss is above ``most``; None without both, or where only seeds without a finite loss may
+        be.
+        """
+        end = self.figures[loss]
+        if not end.n or math.isnan(most):
+            return None
+        return (None if end.n < self.n_runs else True) if end.max <= most else False
 
     @property
     def sink(self) -> Spread:

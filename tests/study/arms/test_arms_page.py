@@ -38,12 +38,14 @@ def test_arms_are_told_apart_by_sink_and_loss():
         arm("identity", [0.0, 0.0], [1.4, 1.0]),
         arm("torn", [0.8, 0.01], [1.0, 1.0]),
         arm("unknown", [0.0, 0.0], []),
+        arm("diverged", [0.0, 0.0], [1.0, float("nan")]),
+        arm("worse", [0.0, 0.0], [1.4, float("nan")]),
     ]
     assert outcome(study_of(results), results) == [
         "With a sink in every seed: plain.",
         "Without a sink, and within 0.05 nats of the loss of plain: headnorm.",
-        "Without a sink, but not within 0.05 nats of the loss of plain: identity.",
-        "Without a sink; their loss cannot be compared: unknown.",
+        "Without a sink, but not within 0.05 nats of the loss of plain: identity, worse.",
+        "Without a sink; their loss cannot be compared: unknown, diverged.",
         "In between, or not the same in every seed: torn.",
         "A sink is at least 3 times the uniform share of attention on the first position at the end, none is less than "
         "2 times. Seeds of an arm: 2.",
@@ -74,6 +76,11 @@ def test_an_arm_that_has_learned_nothing_is_no_measure_of_others():
     assert text.learned("val_loss")
     text.figures["unigram_entropy"] = spread([4.22])
     assert text.learned("val_loss") is False
+    # A seed without a finite loss has not learned.
+    for losses, learned in (([3.0, 3.0], True), ([3.0, float("nan")], None), ([5.0, float("inf")], False)):
+        text = arm("plain", [0.8, 0.8], losses)
+        text.figures["unigram_entropy"] = spread([4.22])
+        assert text.learned("val_loss") is learned
 
 
 @given(st.lists(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 5)), min_size=1, max_size=3), min_size=1, max_size=5))
