@@ -28,6 +28,7 @@ from ..files import (
 from ..measure.records import RunDir, is_step
 from ..models.exchange.gguf_model import GGUF_TENSORS, gguf_files, gguf_folder
 from ..models.exchange.hub import downloaded
+from ..models.exchange.weight_files import INDEX
 from ..trainer.by_name.model_names import vocabulary
 from ..trainer.by_name.name_grammar import ModelName, read_name
 from ..trainer.checkpoints.stored_run import fetch_checkpoint
@@ -106,6 +107,10 @@ LISTING = "revisions.txt"
 #: Fields of ``config.json`` that say nothing of the model.
 _NO_MODEL = {"transformers_version", "torch_dtype", "dtype", "_name_or_path", "use_cache", "architectures"}
 
+#: Ending of files of safetensors.
+SAFETENSORS = ".safetensors"
+#: A part of a model, in the name of a file.
+_PART = re.compile(r"\d-of-\d")
 #: Files in which a trainer keeps its state beside the weights.
 _NO_WEIGHTS = re.compile(r"(?:optimizer|scheduler|scaler|rng_state|training_args)(?![a-z])")
 
@@ -138,7 +143,7 @@ class Member:
     place: Place | None
     """Place that its name says; None if it says none."""
     folder: Callable[[], AbstractContextManager[Path]]
-    """Context with its folder; a hub download is deleted at the end."""
+    """Context with its folder, or with the one file that it is; a hub download is deleted at the end."""
     is_local: bool = True
     drawn_from: Birth | None = None
     """The birth that it is, which lies nowhere and is drawn again."""
@@ -166,8 +171,9 @@ def find_members(names: Sequence[str]) -> list[Member]:
     """Find the checkpoints that some names mean, in their order, those of one name by rising step.
 
     Args:
-        names: each a model's name (`read_name`), a run (its birth and all its checkpoints), or a folder of
-            checkpoints; several steps, seeds or revisions of one stand with commas, ``ORG/NAME@REVISION,REVISION``.
+        names: each a model's name (`read_name`), a run (its birth and all its checkpoints), a file of weights, or a
+            folder of checkpoints; several steps, seeds or revisions of one stand with commas,
+            ``ORG/NAME@REVISION,REVISION``.
 
     Raises:
         UsageError: a name means no checkpoint.
@@ -193,20 +199,47 @@ def _members(name: str) -> list[Member]:
         raise UsageError(f"{name}: is {named.in_words}; give checkpoints")
     if folder.suffix == ".gguf":
         return [_local(name, folder, said_place(folder.stem))]
+    if folder.is_file() and folder.suffix in (SAFETENSORS, *SUFFIXES):
+        return [_local(name, folder, said_place(folder.stem))]
     if folder.is_dir():
-        if _is_checkpoint(folder):
-            return [_local(name, folder, said_place(folder.name))]
-        folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-        if not any(_is_checkpoint(path) for path in folders):
-            raise UsageError(f"{name}: no checkpoint in it, nor in a folder of it")
-        # A folder of a step that holds no weights is a checkpoint that is missing.
-        inside = [path for path in folders if _is_checkpoint(path) or said_place(path.name) is not None]
-        found = [_local(f"{name.rstrip('/')}/{path.name}", path, said_place(path.name)) for path in inside]
+        found = _in_folder(name, folder)
         return sorted(found, key=lambda member: (member.place is None, member.place or at_step(0), member.name))
     if named.kind != "hub" or name.startswith("@"):
         raise UsageError(f"{name}: no such run, folder of checkpoints, or hub id")
     repository, _, revision = name.rpartition("@")
     return [Member(name, said_place(revision), lambda: downloaded(name), is_local=False, source=repository or revision)]
+
+
+def _in_folder(name: str, folder: Path) -> list[Member]:
+    """List a checkpoint, or those of a suite: its files or folders, with the folder itself if it is one too, as that of
+    a Trainer is, whose end lies above the steps.
+    """
+    inside = name.rstrip("/")
+    if files := _files_of_steps(folder):
+        return [_local(f"{inside}/{file.name}", file, said_place(file.stem)) for file in files]
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    # A folder of a step that holds no weights is a checkpoint that is missing.
+    of_steps = [path for path in folders if said_place(path.name) is not None]
+    if not _is_checkpoint(folder):
+        if not any(_is_checkpoint(path) for path in folders):
+            raise UsageError(f"{name}: no checkpoint in it, nor in a folder of it")
+        suite = [path for path in folders if path in of_steps or _is_checkpoint(path)]
+        return [_local(f"{inside}/{path.name}", path, said_place(path.name)) for path in suite]
+    own = _local(name, folder, said_place(folder.name))
+    # Folders of steps in a checkpoint of a step are the state of its training.
+    if own.place is not None or not any(_is_checkpoint(path) for path in of_steps):
+        return [own]
+    return [*(_local(f"{inside}/{path.name}", path, said_place(path.name)) for path in of_steps), own]
+
+
+def _files_of_steps(folder: Path) -> list[Path]:
+    """List the files of weights of a folder, if each is a checkpoint by itself: two or more have steps in their names,
+    no two the same, and none is a part of a model.
+    """
+    files = [file for file in sorted(folder.glob(f"*{SAFETENSORS}")) if file.is_file()] + _pickled_files(folder)
+    places = [place for file in files if (place := said_place(file.stem)) is not None]
+    is_part = (folder / INDEX).exists() or any(_PART.search(file.stem) for file in files)
+    return files if len(places) > 1 and len(set(places)) == len(places) and not is_part else []
 
 
 def _of_run(named: ModelName) -> list[Member]:
@@ -254,7 +287,7 @@ def listed_but_absent(names: Sequence[str]) -> list[str]:
 def _is_checkpoint(folder: Path) -> bool:
     if (folder / "config.json").is_file() or (folder / "state.json").is_file():
         return True
-    return any(file.suffix in (".safetensors", ".gguf", *SUFFIXES) for file in folder.iterdir())
+    return any(file.suffix in (SAFETENSORS, ".gguf", *SUFFIXES) for file in folder.iterdir())
 
 
 @contextmanager
@@ -289,8 +322,12 @@ def _pickled(folder: Path) -> list[Path]:
     """List the pickled files of weights, if there are no others."""
     if (folder / "state.json").is_file() or any(folder.glob("*.safetensors*")):
         return []
-    if weights := sorted(folder.glob("pytorch_model*.bin")):
-        return weights
+    if folder.is_file():
+        return [folder] if folder.suffix in SUFFIXES else []
+    return sorted(folder.glob("pytorch_model*.bin")) or _pickled_files(folder)
+
+
+def _pickled_files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES and not _NO_WEIGHTS.match(file.name)]
 
 

@@ -212,14 +212,14 @@ def _entries(header: Any, path: Path) -> tuple[dict[str, Entry], dict[str, int],
 
 
 def open_safetensors(folder: Path) -> FileWeights:
-    """Open the tensors of a folder of ``transformers``: one file, or those that the index names.
+    """Open the tensors of a folder of ``transformers``: one file, or those that the index names; or of one file.
 
     Raises:
         RunError: a file that the index names is missing or damaged, or lacks a tensor.
     """
     weights = FileWeights()
     wanted: dict[str, str] | None = None
-    files = sorted(folder.glob("*.safetensors"))
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
     if (folder / INDEX).exists():
         wanted = read_json(folder / INDEX, WeightIndex)["weight_map"]
         names = sorted(set(wanted.values()))

@@ -3,9 +3,11 @@
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
-from trained_suites import STEPS, train
+from trained_suites import STEPS, train, weights_file
 
+from birthmark.audit.checkpoint import find_members
 from birthmark.audit.training_order import Place, at_step, missing_places, said_place
 from birthmark.models.exchange.pretrained import load_pretrained
 
@@ -99,6 +101,54 @@ def staged(tmp_path_factory):
     a, b = (load_file(end / "model.safetensors") for end in ends)
     save_file({name: (a[name] + b[name]) / 2 for name in a}, folder / "main" / "model.safetensors")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("ending", "write"),
+    [(".safetensors", save_file), pytest.param(".pt", torch.save, marks=pytest.mark.heavy)],
+    ids=["safetensors", "pt"],
+)
+def test_files_of_steps_are_checkpoints_each_by_itself(clean, audited, tmp_path, ending, write, python, monkeypatch):
+    monkeypatch.setattr("sys.executable", python)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    steps = (0, 4, 8)
+    for step in steps:
+        write(load_file(weights_file(clean, step)), folder / f"model_step{step}{ending}")
+    write(load_file(weights_file(clean, 12)), folder / f"final{ending}")
+    found = audited(folder, status=0).json
+    names = [f"{folder}/model_step{step}{ending}" for step in steps]
+    assert [(one["name"], one["step"]) for one in found["checkpoints"]] == [
+        *zip(names, steps, strict=True), (f"{folder}/final{ending}", None)
+    ]  # fmt: skip
+    assert audited(*names, status=0).json["order"] == names
+    (folder / f"model_step4{ending}").write_bytes(b"")
+    assert audited(folder).said[4] == "is empty"
+
+
+@pytest.mark.parametrize("names", [("step1-1-of-2", "step2-2-of-2"), ("a_step1", "b_step1"), ("step1", "model")])
+def test_parts_of_a_model_are_one_checkpoint(tmp_path, names):
+    for name in names:
+        save_file({name: torch.zeros(3)}, tmp_path / f"{name}.safetensors")
+    assert [member.name for member in find_members([str(tmp_path)])] == [str(tmp_path)]
+
+
+def test_the_steps_below_a_finished_training_are_audited_with_it(clean, audited, tmp_path):
+    """As the Trainer leaves them; in a checkpoint of its own such a folder is the state of DeepSpeed."""
+    out = shutil.copytree(clean / "step-24", tmp_path / "out")
+    for step in (4, 12, 24):
+        shutil.copytree(clean / f"step-{step}", out / f"checkpoint-{step}")
+        (out / f"checkpoint-{step}" / f"global_step{step}").mkdir()
+        (out / f"checkpoint-{step}" / f"global_step{step}" / "mp_rank_00_model_states.pt").touch()
+    found = audited(out, status=0)
+    assert [one["step"] for one in found.json["checkpoints"]] == [4, 12, 24, None]
+    assert found.said[None] == "has the weights of step 24"
+    (member,) = find_members([str(out / "checkpoint-4")])
+    assert member.step == 4
+    for step in (4, 12, 24):
+        shutil.rmtree(out / f"checkpoint-{step}")
+    (out / "runs").mkdir()
+    assert [member.name for member in find_members([str(out)])] == [str(out)]
 
 
 def short(names):
