@@ -13,6 +13,7 @@ from ..metrics.weight_kinship import (
     is_shorter,
     kinship,
     length_ratio,
+    nearest_path,
     overshoot,
     shortest_path,
     tailedness,
@@ -182,7 +183,7 @@ class Curve:
         return f"between {self.members[order[before]].label} and {self.members[order[behind]].label}"
 
     def _by_weights_alone(self) -> list[int]:
-        path = shortest_path(self.distance_MM, range(len(self.members)))
+        path = shortest_path(self.distance_MM, nearest_path(self.distance_MM))
         if len(path) > 1:
             self.direction = self._direction(path)
             # Weights that are trained for long have heavier tails, which is no evidence.

@@ -8,6 +8,7 @@ from birthmark.metrics.weight_kinship import (
     is_shorter,
     kinship,
     mean_distances,
+    nearest_path,
     overshoot,
     shortest_path,
     squared_distances,
@@ -123,6 +124,21 @@ def test_the_shortest_path_is_the_order_of_training():
         d[0, 2] = d[2, 0] = 3
         d[1, 3] = d[3, 1] = last
         assert is_shorter([1, 3, 0, 2], [2, 3, 0, 1], d) == shorter
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 60])
+def test_without_labels_the_search_begins_at_an_order_that_is_nearly_right(n):
+    """So that it has little left to do; it would take many times as long from an order by chance."""
+    numbers = np.random.default_rng(0)
+    shuffled = numbers.permutation(n)
+    x_MN = np.cumsum(numbers.normal(size=(n, 300)), 0)[shuffled]
+    distance_MM = np.linalg.norm(x_MN[:, None] - x_MN, axis=2)
+    start = nearest_path(distance_MM)
+    assert sorted(start) == [*range(n)]
+    steps = np.abs(np.diff(shuffled[start]))
+    assert n < 2 or np.median(steps) == 1
+    found = shuffled[shortest_path(distance_MM, start)].tolist()
+    assert found in ([*range(n)], [*range(n)][::-1])
 
 
 def test_tails_are_heavier_than_a_normals_or_not():
