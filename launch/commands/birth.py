@@ -30,10 +30,16 @@ def run(options: Namespace) -> int:
     from ...plan.describe import describe
     from ...report.terminal import bar, print_json
 
-    options.config, named = _config_and_seed(options.config)
+    name = options.config
+    options.config, named = _config_and_seed(name)
     if None not in (named, options.seed):
         raise UsageError(f"--seed {options.seed}: the name gives seed {named}; leave one of them out")
     config = config_with_overrides(options)
+    if config.init_from:
+        raise UsageError(
+            f"{name}: begins from {config.init_from}, and has no birth of its own; give CONFIG@SEED, or a run that was "
+            "born"
+        )
     seed = next((one for one in (options.seed, named) if one is not None), config.init_seed)
     check_seed("seed", seed)
     out = Path(options.out) if options.out else None

@@ -15,6 +15,7 @@ from birthmark.models.exchange.pretrained import write_pretrained
 from birthmark.trainer.by_name.model_names import SourceWithBirth, open_any_source
 from birthmark.trainer.checkpoints.folder_io import load_model
 from birthmark.trainer.config_file import read_config
+from birthmark.trainer.saved_config import write_config
 
 #: Of every kind of name, an example in the folder of `place`.
 NAMES = {
@@ -222,6 +223,20 @@ def test_a_start_from_a_birth_refuses_what_contradicts_it(said):
         status, _, err = said(f"pretrain --init_from tiny.yaml@5 --data.path=backcopy {fit} {more}")
         assert (status, err.count("\n")) == (2, 1)
         assert line in err
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_a_start_from_a_model_is_no_birth(adapter, said, place):
+    run = RunDir(place / f"begun-{adapter}")
+    run.path.mkdir()
+    shutil.copy(place / "x" / "birth.json", run.path)
+    options = {"init_from": "x@2", "adapter.kind": adapter}
+    write_config(read_config(place / "x" / "config.yaml", options), run.config)
+    for name in (run.path.name, f"{run.path.name}@0", f"{run.path.name}/config.yaml@3", "tiny.yaml --set init_from=x@2"):
+        status, out, err = said(f"birth {name} --json --out new")
+        assert (status, out) == (2, ""), (name, err)
+        assert f"{name.split()[0]}: begins from x@2, and has no birth of its own; give CONFIG@SEED, or a run" in err
+        assert not (place / "new").exists()
 
 
 def test_a_birth_and_a_description_take_a_seed_and_fields(said):
