@@ -68,7 +68,7 @@ def _continuation(options: Namespace) -> Iterator[str]:
         options.prompt.encode()
     except UnicodeEncodeError:
         raise UsageError("--prompt is not UTF-8: give text in the terminal's own encoding") from None
-    ids = tokenizer.encode([options.prompt])[0].tolist()
+    prompt = ids = tokenizer.encode([options.prompt])[0].tolist()
     if isinstance(model, HFModel):
         ids, ends = [*tokenizer.before_text, *ids], end_tokens(model)
     else:
@@ -81,8 +81,9 @@ def _continuation(options: Namespace) -> Iterator[str]:
         raise UsageError(f"--prompt has token {max(ids)}: the model has {model.config.vocab_size}")
     drawing = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
     tokens_1T = torch.tensor([ids], device=device())
-    written: list[int] = []
-    printed = ""
+    # With the prompt's own: decoders that strip the space before a text would strip that before its continuation.
+    written = list(prompt)
+    printed = tokenizer.decode(written)
     for token in generate(model, tokens_1T, options.max_tokens, **drawing):
         if int(token) in ends:
             break

@@ -11,14 +11,17 @@ import torch
 import transformers
 import yaml
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Metaspace
 
 from birthmark.launch.cli import main
 from birthmark.launch.commands import export
 from birthmark.launch.commands.export import is_installed
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
-from birthmark.models.exchange.pretrained import load_pretrained
+from birthmark.models.config import ModelConfig
+from birthmark.models.exchange.pretrained import load_pretrained, write_pretrained
 from birthmark.trainer.checkpoints.folder_io import load_model
 from birthmark.trainer.config_file import read_config
 
@@ -84,6 +87,33 @@ def test_greedy_text_is_that_of_transformers(trained, tmp_path, capsys):
     assert main(["sample", str(trained.path), "--prompt", "which token", "--max-tokens", "10", "--temperature=0"]) == 0
     written = [int(i) for i in expected[0] if int(i) != tokenizer.eos_token_id]
     assert capsys.readouterr().out.rstrip("\n") == tokenizer.decode(written)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Metaspace(),
+        # As Llama 2 has it.
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+    ],
+)
+@pytest.mark.parametrize("prompt", ["the seed", ""])
+def test_a_continuation_begins_with_its_space(prompt, decoder, tmp_path, capsys):
+    words = sorted(set(WORDS.split()))
+    tokenizer = Tokenizer(WordLevel({piece: i for i, piece in enumerate(["</s>", *(f"▁{word}" for word in words)])}))
+    tokenizer.pre_tokenizer, tokenizer.decoder = Metaspace(), decoder
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=len(words) + 1, max_seq_len=16, mlp="swiglu")
+    weights = born(config, 0).state_dict()
+    write_pretrained(config, weights, tmp_path / "hf", tokenizer_file=tmp_path / "tokenizer.json", eos_token_id=0)
+    assert main(["sample", str(tmp_path / "hf"), "--prompt", prompt, "--max_tokens", "8", "--temperature", "5"]) == 0
+    text = capsys.readouterr().out
+    # Every token is a word.
+    assert text == " ".join(text.split()) + "\n"
+    assert text.startswith(prompt)
+    assert len(text.split()) > len(prompt.split()) + 1
+    assert set(text.split()) <= set(words)
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
