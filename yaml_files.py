@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
+from typing_extensions import override
 from yaml.composer import Composer
-from yaml.constructor import SafeConstructor
+from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.resolver import BaseResolver
 
 from .errors import UsageError
@@ -30,24 +31,89 @@ class _CoreSchema(BaseResolver):
     """
 
 
-for _tag, _pattern, _first in (
-    ("null", r"null|Null|NULL|~|", ("~", "n", "N", "")),
-    ("bool", r"true|True|TRUE|false|False|FALSE", tuple("tTfF")),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", tuple("-+0123456789")),
-    (
-        "float",
+_TAG = "tag:yaml.org,2002:"
+#: Kind of plain values → its pattern, and the characters that they begin with.
+_KINDS = {
+    "null": (r"null|Null|NULL|~|", ("~", "n", "N", "")),
+    "bool": (r"true|True|TRUE|false|False|FALSE", tuple("tTfF")),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", tuple("-+0123456789")),
+    "float": (
         r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         tuple("-+.0123456789"),
     ),
-    ("merge", r"<<", ("<",)),
-):
-    _CoreSchema.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
+    "merge": (r"<<", ("<",)),
+}
+for _kind, (_pattern, _first) in _KINDS.items():
+    _CoreSchema.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(f"(?:{_pattern})$"), list(_first))
 
 
-class _Loader(Composer, SafeConstructor, _CoreSchema):
-    """Builder of the values that checked events describe. Refuses a key that stands twice: the second would silently
+def _integer(loader: Any, node: yaml.ScalarNode) -> int:
+    """Build an integer: decimal, whatever zeros it begins with, or after 0o and 0x."""
+    text = str(loader.construct_scalar(node))
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+def _strictly(kind: str, build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a constructor of one kind of value, which refuses a text that is none: a tag may say anything."""
+
+    def construct(loader: Any, node: Any) -> Any:
+        text = loader.construct_scalar(node)
+        if not re.fullmatch(_KINDS[kind][0], text):
+            raise ConstructorError(None, None, f"{text!r} is no {kind}", node.start_mark)
+        return build(loader, node)
+
+    return construct
+
+
+class _CoreConstructor(SafeConstructor):
+    """Builder of the core schema's values, and of no others. Refuses a key that stands twice: the second would silently
     replace the first.
     """
+
+    yaml_constructors: ClassVar[dict[Any, Any]] = {
+        f"{_TAG}null": _strictly("null", SafeConstructor.construct_yaml_null),
+        f"{_TAG}bool": _strictly("bool", SafeConstructor.construct_yaml_bool),
+        f"{_TAG}int": _strictly("int", _integer),
+        f"{_TAG}float": _strictly("float", SafeConstructor.construct_yaml_float),
+        f"{_TAG}str": SafeConstructor.construct_yaml_str,
+        f"{_TAG}seq": SafeConstructor.construct_yaml_seq,
+        f"{_TAG}map": SafeConstructor.construct_yaml_map,
+        None: SafeConstructor.construct_undefined,
+    }
+
+    @override
+    def flatten_mapping(self, node: Any) -> None:
+        """Put the keys that a merge brings before those of the mapping, which has each key once then.
+
+        PyYAML leaves both in the node, so that a key which is replaced stands twice for the next that merges it; 6.0.4
+        drops one of them by identity, and for short keys the wrong one.
+        """
+        own: dict[Any, Any] = {}
+        merged: dict[Any, Any] = {}
+        merges = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
+        if len(merges) > 1:
+            raise yaml.YAMLError(f"<< stands twice ({_line(node.start_mark)} and below)")
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, (str, int, float, bool, type(None))):
+                raise yaml.YAMLError(f"a list or a group is a name ({_line(key_node.start_mark)})")
+            if key in own:
+                raise yaml.YAMLError(f"{key} stands twice ({_line(node.start_mark)} and below)")
+            own[key] = key_node, value_node
+        for merge in merges:
+            for source in merge.value if isinstance(merge, yaml.SequenceNode) else [merge]:
+                if not isinstance(source, yaml.MappingNode):
+                    raise ConstructorError(None, None, "<< takes a group, or a list of groups", source.start_mark)
+                self.flatten_mapping(source)
+                for pair in source.value:
+                    merged.setdefault(self.construct_object(pair[0], deep=True), pair)
+        node.value = list((merged | own).values())
+
+
+class _Loader(Composer, _CoreConstructor, _CoreSchema):
+    """Builder of the values that checked events describe."""
 
     def __init__(self, events: Iterable[yaml.Event]) -> None:
         Composer.__init__(self)
@@ -67,33 +133,13 @@ class _Loader(Composer, SafeConstructor, _CoreSchema):
         """Take the next event."""
         return self._events.popleft()
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, (str, int, float, bool, type(None))):
-                raise yaml.YAMLError(f"a list or a group is a name ({_line(key_node.start_mark)})")
-            if key in seen:
-                raise yaml.YAMLError(f"{key} stands twice ({_line(node.start_mark)} and below)")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
 
-
-class ValueLoader(_CoreSchema, _PARSER):  # type: ignore[misc, valid-type]
+class ValueLoader(_CoreConstructor, _CoreSchema, _PARSER):  # type: ignore[misc, valid-type]
     """A loader of PyYAML for single values, such as options of a command line, by the core schema."""
 
 
-def _integer(loader: Any, node: yaml.ScalarNode) -> int:
-    """Build an integer: decimal, whatever zeros it begins with, or after 0o and 0x."""
-    text = str(loader.construct_scalar(node))
-    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-
-
-for _kind in (_Loader, ValueLoader):
-    _kind.yaml_implicit_resolvers = _CoreSchema.yaml_implicit_resolvers
-    _kind.add_constructor("tag:yaml.org,2002:int", _integer)
+for _loader in (_Loader, ValueLoader):
+    _loader.yaml_implicit_resolvers = _CoreSchema.yaml_implicit_resolvers
 
 
 class _Dumper(_CoreSchema, yaml.SafeDumper):

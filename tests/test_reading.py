@@ -108,6 +108,17 @@ _BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: 1\nb: 2\na: 3", "a stands twice (line 1 and below)"),
         ("[1, 2]: 3", "a list or a group is a name (line 1)"),
         ("a: !!python/object/apply:os.getpid []", "could not determine a constructor for the tag"),
+        ("a: !!timestamp notes", "could not determine a constructor for the tag 'tag:yaml.org,2002:timestamp', line 1"),
+        ("a: !!set {b}", "could not determine a constructor for the tag 'tag:yaml.org,2002:set', line 1"),
+        ("b: 1\na: !!bool maybe", "'maybe' is no bool, line 2"),
+        ('a: !!float ""', "'' is no float, line 1"),
+        ("a: !!float '1:2'", "'1:2' is no float, line 1"),
+        ("a: !!int 1_0", "'1_0' is no int, line 1"),
+        ("a: !!null no", "'no' is no null, line 1"),
+        ("a: !!map [1]", "expected a mapping node, but found sequence, line 1"),
+        ("a: &a {k: 1}\nb: {<<: *a, <<: *a}", "<< stands twice (line 2 and below)"),
+        ("a: &a {k: 1}\nb: {<<: *a, c: 1, c: 2}", "c stands twice (line 2 and below)"),
+        ("b: {<<: [1]}", "<< takes a group, or a list of groups, line 1"),
     ],
 )
 def test_yaml_that_would_take_the_machine_is_refused_before_it_is_built(text, message, tmp_path):
@@ -121,11 +132,43 @@ def test_yaml_that_would_take_the_machine_is_refused_before_it_is_built(text, me
     assert time.monotonic() - start < 20
 
 
-def test_aliases_and_merges_of_ordinary_size_are_yaml(tmp_path):
-    file = tmp_path / "it.yaml"
-    file.write_text("base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}\nsame: *base\n")
-    base = {"a": 1, "b": 2}
-    assert read_yaml(file) == {"base": base, "more": {"a": 1, "b": 3}, "same": base}
+def _as_options(text, where):
+    del where
+    return yaml.load(text, Loader=ValueLoader)
+
+
+#: By the rules of merges: a mapping's own keys win, and of a list the earlier mapping.
+MERGES = {
+    "base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}\nsame: *base": {
+        "base": {"a": 1, "b": 2},
+        "more": {"a": 1, "b": 3},
+        "same": {"a": 1, "b": 2},
+    },
+    "base: &b {rate: 0}\nx:\n  y: &a {<<: *b, rate: 1}\nc: {<<: *a}": {
+        "base": {"rate": 0},
+        "x": {"y": {"rate": 1}},
+        "c": {"rate": 1},
+    },
+    "b: &b {k: 0}\na: &a {<<: *b, k: 1}\nz: {<<: *a}": {"b": {"k": 0}, "a": {"k": 1}, "z": {"k": 1}},
+    "a: &a {k: 0}\nb: &b {k: 1, l: 1}\nc: {<<: [*a, *b], m: 2}": {
+        "a": {"k": 0},
+        "b": {"k": 1, "l": 1},
+        "c": {"k": 0, "l": 1, "m": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("read", [parse_yaml, _as_options])
+@pytest.mark.parametrize("text", MERGES)
+def test_aliases_and_merges_of_ordinary_size_are_yaml(text, read):
+    assert read(text, "it") == MERGES[text]
+
+
+def test_values_with_the_tags_of_the_core_schema_are_yaml():
+    text = "{a: !!str 3, b: !!int 3, c: !!float 3, d: !!bool true, e: !!null '', f: !!seq [1], g: !!map {b: 1}}"
+    found = parse_yaml(text, "it")
+    assert found == {"a": "3", "b": 3, "c": 3.0, "d": True, "e": None, "f": [1], "g": {"b": 1}}
+    assert isinstance(found["c"], float)
 
 
 # ── names from outside ───────────────────────────────────────────────────────────────────────────────────────────────
