@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from .charts.stills import run_variable
 from .html_page import navigation, write_page
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
+from .sections.section import csv_numbers
 from .sections.training_view import PICTURED, TrainingView, steps_are_wide
 from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import tables_of_runs
@@ -56,13 +57,14 @@ def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRu
 
 
 def story(
-    view: TrainingView, comparison: Comparison
+    view: TrainingView, comparison: Comparison, files: Container[str]
 ) -> tuple[list[Block], dict[str, list[ChartPanel]], dict[str, str]]:
     """Build the blocks of the story; return also, by section, the panels that it leaves out, and why.
 
     Args:
         view: runs of the page.
         comparison: comparison of their configs.
+        files: names of the page's CSV files.
     """
     runs = view.runs
     blocks: list[Block] = []
@@ -71,7 +73,7 @@ def story(
     else:
         blocks += [Prose(sentence) for sentence in comparison_in_words(runs, comparison.groups)]
         blocks += _compared(runs, comparison)
-    panels = panels_of_runs(runs, view.start)
+    panels = panels_of_runs(runs, view.start, files)
     nothing = {section: why for section in panels if (why := why_inactive(runs, section))}
     shown = {section: found for section, found in panels.items() if found and section not in nothing}
     places = {section: f"panel-{found[0].id}" for section, found in shown.items()}
@@ -252,7 +254,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     sections = sections_over_training(view)
     moments = [snapshot for _, snapshot in histories[0].moments] if len(histories) == 1 else []
     comparison = compare_configs(histories)
-    blocks, hidden, nothing = story(view, comparison)
+    blocks, hidden, nothing = story(view, comparison, csv_numbers(sections))
     live = {section.id: [view.panel(picture) for picture in section.pictures] for section in sections}
     chain, mark = navigation(sections, moments)
     values: dict[str, Any] = {

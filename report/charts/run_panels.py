@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -119,9 +119,20 @@ _NEURONS = _Curves(
 _RATIO = _Curves("preference-ratio", "The favourite token", {"preference_ratio": ("", "solid")}, unit="V · max p̄")
 
 
-def panels_of_runs(runs: Sequence[RunHistory], start: Start) -> dict[str, list[ChartPanel]]:
+#: CSV of every head over training → the one that has a panel's numbers where a page lacks it: of one head, or one step.
+_IN_PLACE = {"sink-mass-heads.csv": "sink-map.csv", "lock-cosine-heads.csv": "lock-cosine.csv"}
+
+
+def panels_of_runs(
+    runs: Sequence[RunHistory], start: Start, files: Container[str] = ()
+) -> dict[str, list[ChartPanel]]:
     """Build the panels by section, in causal order and in the words of the runs' start; a section without numbers over
     training has none.
+
+    Args:
+        runs: runs of the page.
+        start: their start.
+        files: names of the page's CSV files; a panel without one of these links none.
     """
     made: dict[str, list[ChartPanel | None]] = {
         "loss": [
@@ -142,9 +153,15 @@ def panels_of_runs(runs: Sequence[RunHistory], start: Start) -> dict[str, list[C
         "lock": [_curves(runs, _LOCK)],
     }
     return {
-        section: [_in_words_of(start, panel) for panel in panels if panel is not None]
+        section: [_linked(_in_words_of(start, panel), files) for panel in panels if panel is not None]
         for section, panels in made.items()
     }
+
+
+def _linked(panel: ChartPanel, files: Container[str]) -> ChartPanel:
+    """Link a panel to the page's file of its numbers, if there is one."""
+    names = (panel.csv, _IN_PLACE.get(panel.csv, ""))
+    return replace(panel, csv=next((name for name in names if name in files), ""))
 
 
 def _in_words_of(start: Start, panel: ChartPanel) -> ChartPanel:

@@ -83,8 +83,8 @@ class Section:
         self.unpictured.append((f"{self.id}-{key}.csv", numbers))
 
 
-def csv_texts(sections: Iterable[Section]) -> dict[str, str]:
-    """Return the CSV text of everything that the sections show, by file name."""
+def csv_numbers(sections: Iterable[Section]) -> dict[str, list[LabelledArray]]:
+    """Return the numbers of everything that the sections show, by the name of their CSV file."""
     found: dict[str, list[LabelledArray]] = {}
     for section in sections:
         shown: list[Picture | Listing] = [*section.pictures, *section.listings]
@@ -92,4 +92,9 @@ def csv_texts(sections: Iterable[Section]) -> dict[str, str]:
             found.setdefault(item.file, []).extend(item.numbers)
         for file, numbers in section.unpictured:
             found.setdefault(file, []).extend(numbers)
-    return {name: to_csv(numbers) for name, numbers in found.items()}
+    return found
+
+
+def csv_texts(sections: Iterable[Section]) -> dict[str, str]:
+    """Return the CSV text of everything that the sections show, by file name."""
+    return {name: to_csv(numbers) for name, numbers in csv_numbers(sections).items()}

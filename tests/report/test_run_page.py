@@ -67,6 +67,27 @@ def test_links_lead_into_the_page_or_to_files_beside_it(pair, parse):
         assert not link.startswith(("/", ".", "http", "file", "javascript")), link
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"n_layers": 1, "n_heads": 1},
+        {"n_layers": 2, "n_heads": 1},
+        {"steps": (0,)},
+        {"n_layers": 1, "n_heads": 1, "steps": (0,), "losses": False},
+    ],
+)
+def test_files_that_a_page_links_exist(shape, tmp_path, make_run, parse):
+    text = build([make_run(tmp_path / "run", qk_cosine=0.9, **shape)], tmp_path)
+    files = {link for link in parse(text).links if not link.startswith("#")}
+    assert files == {f"report-data/{file.name}" for file in data(tmp_path)}
+    # The panel of the lock, and of the sink's map, name numbers where the page has some.
+    panels = re.findall(r'<figure class="panel.*?</figure>', text, re.S)
+    named = {link for panel in panels for link in re.findall(r'href="report-data/([^"]*)"', panel)}
+    one_head, one_step = shape.get("n_layers") == 1, len(shape.get("steps", "all")) == 1
+    assert ("lock-cosine.csv" in named) == (one_head and not one_step)
+    assert ("sink-map.csv" in named) == (one_step and not one_head)
+
+
 def test_every_id_is_unique_and_every_reference_finds_its_own(pair, parse):
     page = parse(pair[1])
     ids = [value for name, value in page.attributes if name == "id"]
