@@ -123,9 +123,7 @@ _RATIO = _Curves("preference-ratio", "The favourite token", {"preference_ratio":
 _IN_PLACE = {"sink-mass-heads.csv": "sink-map.csv", "lock-cosine-heads.csv": "lock-cosine.csv"}
 
 
-def panels_of_runs(
-    runs: Sequence[RunHistory], start: Start, files: Container[str] = ()
-) -> dict[str, list[ChartPanel]]:
+def panels_of_runs(runs: Sequence[RunHistory], start: Start, files: Container[str] = ()) -> dict[str, list[ChartPanel]]:
     """Build the panels by section, in causal order and in the words of the runs' start; a section without numbers over
     training has none.
 

@@ -32,6 +32,8 @@ from .specs import (
 
 _WIDTH, _HEIGHT = 360, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 6, 6, 20
+_GAP, _DIGIT = 10, 6.0
+"""Distance between small panels that stand side by side, and the width of a digit at an axis."""
 _MOST_POINTS = 120
 """Largest number of points per line: a still picture is small."""
 _MANY_LINES = 12
@@ -232,12 +234,12 @@ def n_columns(n: int) -> int:
 def _frames(n: int) -> tuple[list[_Frame], float]:
     """Lay out small panels; return them with the height of all."""
     columns = n_columns(n)
-    height, gap, title = (_HEIGHT - _TOP - _BOTTOM, 80, 62)[columns - 1], 10, 14 if n > 1 else 0
-    width = (_WIDTH - _LEFT - _RIGHT - gap * (columns - 1)) / columns
+    height, title = (_HEIGHT - _TOP - _BOTTOM, 80, 62)[columns - 1], 14 if n > 1 else 0
+    width = (_WIDTH - _LEFT - _RIGHT - _GAP * (columns - 1)) / columns
     rows = -(-n // columns)
     frames = [
         _Frame(
-            _LEFT + (i % columns) * (width + gap), _TOP + title + (i // columns) * (height + title + 4), width, height
+            _LEFT + (i % columns) * (width + _GAP), _TOP + title + (i // columns) * (height + title + 4), width, height
         )
         for i in range(n)
     ]
@@ -258,7 +260,8 @@ def _curves(panel: CurvePanel, described: str) -> Markup:
         frame = replace(frame, down=panel.down)
         parts.append(_grid(y_scale, frame, labelled=i % columns == 0, about=4 if columns == 1 else 3))
         if i + columns >= len(facets):
-            parts.append(_x_ticks(across, frame, 0.14 * columns))
+            # Beside another panel a number ends before that one's begins.
+            parts.append(_x_ticks(across, frame, 0.14 * columns, _GAP / 2 - 1 if columns > 1 else math.inf))
         if facet:
             parts.append(f'<text class="name" x="{frame.left:.1f}" y="{frame.top - 4:.1f}">{escape(facet)}</text>')
         inside = [line for line in lines if line.facet in (facet, "")]
@@ -318,27 +321,36 @@ def _grid(scale: Scale, frame: _Frame, *, labelled: bool, about: int) -> str:
 
 def x_ticks(across: Across, apart: float = 0.14) -> list[float]:
     """Return x that have numbers, so far apart that these do not touch: powers of ten on a logarithmic axis with
-    several, otherwise some of the lines' own.
+    several, otherwise their double and fivefold too; some of the lines' own on a linear one, or where there are no two.
     """
-    values, candidates = across.values.tolist(), []
+    values = across.values.tolist()
+    candidates: list[float] = []
     if across.unit:
-        powers = range(
-            math.ceil(math.log10(across.unit) - 1e-9), math.floor(math.log10(max(values[-1], 1e-300)) + 1e-9) + 1
-        )
-        candidates = [*([0.0] if values[0] == 0 else []), *(10.0**power for power in powers)]
+        low, high = across.unit, values[-1]
+        decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+        for leads in ((1,), (1, 2, 5)):
+            if len(candidates) < 3:
+                found = (float(f"{lead}e{decade}") for decade in decades for lead in leads)
+                candidates = [*values[: values[0] == 0], *(value for value in found if low <= value <= high)]
     chosen: list[float] = []
-    for value in candidates if len(candidates) > 2 else values:
+    for value in candidates if len(candidates) > 1 else values:
         if not chosen or across.share(value) - across.share(chosen[-1]) > apart:
             chosen.append(value)
     return chosen
 
 
-def _x_ticks(across: Across, frame: _Frame, apart: float) -> str:
+def _x_ticks(across: Across, frame: _Frame, apart: float, beyond: float = math.inf) -> str:
+    """Write the numbers of an x axis, none of which reaches further than ``beyond`` past the frame."""
     foot = frame.top + frame.height + 13
-    return "".join(
-        f'<text x="{frame.x(across.share(v)):.1f}" y="{foot:.1f}" text-anchor="middle">{tick_text(v)}</text>'
-        for v in x_ticks(across, apart)
-    )
+    parts, taken = [], -math.inf
+    for value in x_ticks(across, apart):
+        text = tick_text(value)
+        half = _DIGIT * len(text) / 2
+        x = min(max(frame.x(across.share(value)), frame.left - beyond + half), frame.left + frame.width + beyond - half)
+        if x - half > taken:
+            parts.append(f'<text x="{x:.1f}" y="{foot:.1f}" text-anchor="middle">{text}</text>')
+            taken = x + half
+    return "".join(parts)
 
 
 def _draw_line(line: Line, across: Across, scale: Scale, frame: _Frame, *, many: bool) -> str:

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from birthmark.measure.records import Snapshot, append_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
 from birthmark.report.charts.run_panels import panels_of_runs
-from birthmark.report.charts.stills import Across, x_ticks
+from birthmark.report.charts.specs import CurvePanel, Series
+from birthmark.report.charts.stills import Across, still, x_ticks
 from birthmark.report.run_page import about_run
 from birthmark.report.sections.chain import sections_over_training
 from birthmark.report.sections.neurons import NEURONS
@@ -95,3 +97,35 @@ def test_blocks_are_whole_numbers_also_where_one_has_experts(blocks):
     ticks = x_ticks(Across(np.array(blocks, dtype=float)))
     assert ticks
     assert set(ticks) <= set(blocks)
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        ([0.07854, 0.1769, 0.3927, 0.7428], [0.1, 0.2, 0.5]),
+        ([0.3, 0.33], [0.3, 0.33]),
+        ([0, 1, 8, 64], [0, 1, 10]),
+        ([0, 1, 700, 5e6], [0, 10, 100, 1000, 10_000, 1e5, 1e6]),
+        ([0, 10, 20], [0, 10, 20]),
+    ],
+)
+def test_numbers_at_a_logarithmic_axis_are_round(x, expected):
+    ticks = x_ticks(Across(np.array(x, dtype=float), unit=float(min(value for value in x if value > 0))))
+    assert ticks == expected
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+@pytest.mark.parametrize("end", [20.0, 1e5, 123_456.0, 0.7428])
+def test_numbers_of_panels_side_by_side_stand_apart(n, end):
+    x = [0.0, end / 9.5, end / 2, end]
+    axes = {"layer": list(range(1, n + 1)), "head": [0], "position": x}
+    for log in (False, True):
+        series = Series(np.ones((n, 1, 4)), axes, 0, facet="layer")
+        drawn = still(CurvePanel("p", "P", [series], "position", x_log=log))
+        found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="middle">([^<]*)<', drawn)
+        assert {text for _, _, text in found}
+        for foot in {y for _, y, _ in found}:
+            row = [(float(at), 5.6 * len(text)) for at, y, text in found if y == foot]
+            assert len(row) >= 2
+            for (a, wide), (b, other) in pairwise(row):
+                assert a + wide / 2 < b - other / 2
