@@ -31,7 +31,7 @@ from ..study.lineage.options import ProbeOptions
 from ..trainer.by_name.comparison import Comparer, comparison_problems
 from ..trainer.by_name.model_names import AnySource, HFSource, ModelSource, open_any_source
 from .display import Displayed
-from .model import Model, loaded_of
+from .model import Model, checked_settings, loaded_of, plain
 from .named_array import NamedArray, no_such
 
 
@@ -156,9 +156,7 @@ def compare(
         if name in given:
             raise UsageError(f"{name}: was given twice; give each model once, modules as bm.load gives them")
         given[name] = model
-    settings = SnapshotConfig(n_sequences=n_sequences, batch_size=batch_size, probe_seed=probe_seed)
-    if problems := settings.problems():
-        raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
+    settings = checked_settings(n_sequences=n_sequences, batch_size=batch_size, probe_seed=probe_seed)
     data = [text] if isinstance(text, str) else text
     # By name, a model is in memory only while it is read.
     comparer = Comparer(
@@ -231,8 +229,8 @@ def fingerprint(
     known = LineageTestConfig.__dataclass_fields__
     if unknown := [name for name in settings if name not in known]:
         raise UsageError(f"{unknown[0]}: no such setting; there are {', '.join(known)}")
-    how = LineageTestConfig(**{name: _plain(value) for name, value in settings.items()})
-    asked = ProbeOptions(*map(_plain, (probe, n_inputs, seq_len, probe_seed)))
+    how = LineageTestConfig(**{name: plain(value) for name, value in settings.items()})
+    asked = ProbeOptions(*map(plain, (probe, n_inputs, seq_len, probe_seed)))
     if problems := mistyped(asked) + how.problems():
         raise UsageError("; ".join(problems))
     check_probe(how, asked.probe)
@@ -245,11 +243,6 @@ def fingerprint(
         compared = compare_models(sources, shown, how, Path(cache))
     sentence = answer_of_models(short_names(sources), compared.pairs, compared.strangers)
     return LineageResult(**vars(compared.pairs[0].fingerprint), sentence=sentence)
-
-
-def _plain(value: Any) -> Any:
-    """Convert numpy's numbers to Python's."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _source(model: Model | nn.Module | str | PathLike[str]) -> AnySource:

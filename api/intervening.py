@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 from os import PathLike
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import nn
@@ -15,9 +16,10 @@ from ..findings.interventions import intervention_in_words, intervention_sentenc
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.intervention_kinds import Around, Fill, Intervention, KindName
 from ..measure.interventions import Intervened
+from ..schema import quoted
 from ..trainer.by_name.intervention_probe import ProbeName, intervene_on
 from .display import Displayed
-from .model import Model, loaded_of
+from .model import Model, checked_settings, loaded_of
 from .named_array import NamedArray, no_such
 
 if TYPE_CHECKING:
@@ -124,7 +126,7 @@ def intervene(
     *,
     layers: int | Sequence[int] | Literal["all"],
     positions: int | Sequence[int] = (),
-    lambdas: Sequence[float] | None = None,
+    lambdas: float | Sequence[float] | None = None,
     around: Around | None = None,
     matched: bool = False,
     units: int | Sequence[int] = (),
@@ -167,35 +169,42 @@ def intervene(
         RunError: the model gives NaN or inf, or a dose makes states whose norm its precision does not hold.
     """
     loaded = loaded_of(model)
-    settings = SnapshotConfig(n_sequences=n_sequences, seq_len=seq_len, batch_size=batch_size)
-    if problems := settings.problems(loaded.n_positions):
-        raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
+    settings = checked_settings(
+        loaded.n_positions, n_sequences=n_sequences, seq_len=seq_len, probe_seed=probe_seed, batch_size=batch_size
+    )
     every = range(1, loaded.model.config.n_layers + 1)
     what = Intervention(
         kind,
-        tuple(every) if layers == "all" else _numbers(layers),
-        _numbers(positions),
-        None if lambdas is None else tuple(float(dose) for dose in lambdas),
+        tuple(every) if layers == "all" else _whole("layers", layers),
+        _whole("positions", positions),
+        None if lambdas is None else tuple(float(dose) for dose in _several("lambdas", lambdas, Real, "numbers")),
         around,
         matched,
-        _numbers(units),
-        _numbers(channels),
-        _numbers(heads),
+        _whole("units", units),
+        _whole("channels", channels),
+        _whole("heads", heads),
         fill,
     )
     given = [text] if isinstance(text, str) else text
     chosen = probe or ("random" if given is None else "text")
     return InterventionResult(
-        intervene_on(loaded, what, settings, chosen, text=given, probe_seed=probe_seed), loaded.name
+        intervene_on(loaded, what, settings, chosen, text=given, probe_seed=settings.probe_seed), loaded.name
     )
 
 
-def _numbers(given: int | Sequence[int] | str) -> tuple[int, ...]:
-    """Return one number or several as a tuple, each once, rising.
+def _whole(name: str, given: int | Sequence[int] | str) -> tuple[int, ...]:
+    """Return one whole number or several as a tuple, each once, rising; UsageError if it is anything else."""
+    what = "whole numbers, or 'all'" if name == "layers" else "whole numbers"
+    return tuple(sorted({int(number) for number in _several(name, given, Integral, what)}))
+
+
+def _several(name: str, given: Any, kind: type, what: str) -> list[Any]:
+    """Return one number or several as a list, each of ``kind``, an abstract one that numpy's numbers have too.
 
     Raises:
-        UsageError: a word.
+        UsageError: ``given`` has something else, such as a word.
     """
-    if isinstance(given, str):
-        raise UsageError(f"layers {given}: give numbers, or 'all'")
-    return tuple(sorted({given} if isinstance(given, int) else set(given)))
+    found = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    if not all(isinstance(number, kind) for number in found):
+        raise UsageError(f"{name} {quoted(given)}: give {what}")
+    return found

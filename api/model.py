@@ -8,6 +8,7 @@ from functools import cached_property
 from os import PathLike, fspath
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from ..measure.find_model import measurable, unwrap
 from ..measure.user_metrics import MetricLike
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.user_classes import name_user_code
+from ..schema import mistyped
 from ..trainer.by_name.loaded_model import (
     UNKNOWN_STEP,
     LoadedModel,
@@ -169,18 +171,18 @@ def measure(
     if birth is not None:
         reference = loaded_of(birth).model
         loaded = replace(loaded, newborn=lambda: reference)
-    settings = SnapshotConfig(
+    settings = checked_settings(
+        loaded.n_positions,
         n_sequences=n_sequences,
         seq_len=default_seq_len(loaded) if seq_len is None else seq_len,
+        probe_seed=probe_seed,
         batch_size=batch_size,
         sink_epsilon=sink_epsilon,
         gradients=gradients,
     )
-    if problems := settings.problems(loaded.n_positions):
-        raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
     probe = None if text is None else text_for(loaded, settings, [text] if isinstance(text, str) else text)
     name_user_code([metric for metric in metrics if isinstance(metric, str)])
-    return Snapshot(measure_loaded(loaded, settings, probe_seed, metrics, probe), loaded.name)
+    return Snapshot(measure_loaded(loaded, settings, settings.probe_seed, metrics, probe), loaded.name)
 
 
 def loaded_of(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:
@@ -191,3 +193,24 @@ def loaded_of(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:
         return model.loaded
     inner = unwrap(model)
     return LoadedModel(type(inner).__name__, measurable(inner), None, UNKNOWN_STEP, None)
+
+
+def checked_settings(n_positions: int | None = None, **fields: Any) -> SnapshotConfig:
+    """Build the settings of a measurement from arguments by their names.
+
+    Args:
+        n_positions: tokens that the model can read at once; None: any number.
+        fields: fields of `SnapshotConfig`.
+
+    Raises:
+        UsageError: a value is of another kind, or impossible; the message names the argument.
+    """
+    settings = SnapshotConfig(**{name: plain(value) for name, value in fields.items()})
+    if problems := mistyped(settings) or settings.problems(n_positions):
+        raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
+    return settings
+
+
+def plain(value: Any) -> Any:
+    """Convert numpy's numbers to Python's."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class NamedArray(Displayed):
         """Select by coordinates: a single one removes its dimension, a list keeps it.
 
         Raises:
-            UsageError: no such dimension or coordinate.
+            UsageError: no such dimension or coordinate, or a slice.
         """
         return self.isel(**{dim: self._places(dim, value) for dim, value in wanted.items()})
 
@@ -92,9 +93,11 @@ class NamedArray(Displayed):
 
     def to_pandas(self) -> pd.Series[Any] | pd.DataFrame:
         """Convert to a series for one dimension, a frame for two; for more, a series with one level of its index for
-        each.
+        each. A single value is a series of one.
         """
         pd = optional_library("pandas")
+        if self.values.ndim == 0:
+            return pd.Series([self.values.item()], name=self.name)
         if self.values.ndim == 1:
             return pd.Series(self.values, self._index(pd, 0), name=self.name)
         if self.values.ndim == 2:
@@ -143,14 +146,16 @@ class NamedArray(Displayed):
 
     def _places(self, dim: str, wanted: Any) -> Any:
         self._check(dim)
-        known = {value: place for place, value in enumerate(self.coords[dim].tolist())}
+        if isinstance(wanted, slice):
+            raise UsageError(f"{dim}: sel takes coordinates, not a slice; give a list of them, or isel a slice")
+        known = {_key(value): place for place, value in enumerate(self.coords[dim].tolist())}
         several = isinstance(wanted, (list, tuple, range, np.ndarray))
         names = np.asarray(wanted).tolist() if several else [np.asarray(wanted).item()]
         for name in names:
-            if name not in known:
+            if _key(name) not in known:
                 there = ", ".join(map(str, known)) if len(known) <= 12 else f"{min(known)} to {max(known)}"
                 raise UsageError(f"{self.name or 'this array'} has no {dim} {name}; there are {there}")
-        places = [known[name] for name in names]
+        places = [known[_key(name)] for name in names]
         return places if several else places[0]
 
     def _reduced(self, how: Any, dim: str | None) -> NamedArray:
@@ -163,6 +168,15 @@ class NamedArray(Displayed):
 
     def _index(self, pd: Any, axis: int) -> Any:
         return pd.Index(self.coords[self.dims[axis]], name=self.dims[axis])
+
+
+#: One NaN for all, which are unequal to one another: the dose of a model that was left unchanged.
+_NAN = float("nan")
+
+
+def _key(coordinate: Any) -> Any:
+    """Return a coordinate as a key that NaN finds too."""
+    return _NAN if isinstance(coordinate, float) and math.isnan(coordinate) else coordinate
 
 
 def no_such(what: str, name: str, known: Iterable[str]) -> UsageError:

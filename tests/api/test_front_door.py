@@ -266,6 +266,46 @@ def test_every_object_shows_its_verdict_first_as_text_and_in_a_notebook(run):
     assert "No pictures" not in model._repr_html_()
 
 
+def test_numbers_of_numpy_are_numbers():
+    sizes = {"n_sequences": np.int64(4), "seq_len": 8}
+    model = bm.load("demo@1")
+    found = bm.intervene(model, "amplify", layers=np.int64(1), positions=np.array([1]), lambdas=np.float32(2), **sizes)
+    same = bm.intervene(model, "amplify", layers=[1], positions=1, lambdas=[2.0], n_sequences=4, seq_len=8)
+    np.testing.assert_array_equal(found["attention"], same["attention"])
+    assert bm.intervene(model, "amplify", layers=1, positions=1, lambdas=2, **sizes)["attention"].coords["dose"][1] == 2
+    assert found["attention"].sel(dose=np.nan).dims == ("layer", "head", "position")
+    assert float(bm.measure(model, probe_seed=np.int64(3), **sizes)["sink_mass"].mean()) == float(
+        bm.measure(model, probe_seed=3, n_sequences=4, seq_len=8)["sink_mass"].mean()
+    )
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda model: bm.intervene(model, "mask", layers="1", positions=1),
+            "layers '1': give whole numbers, or 'all'",
+        ),
+        (lambda model: bm.intervene(model, "ablate_head", layers=1, heads="0"), "heads '0': give whole numbers"),
+        (
+            lambda model: bm.intervene(model, "mask", layers=1.0, positions=1),
+            "layers 1.0: give whole numbers, or 'all'",
+        ),
+        (lambda model: bm.intervene(model, "mask", layers=1, positions=[0.5]), "positions [0.5]: give whole numbers"),
+        (lambda model: bm.intervene(model, "scale", layers=1, positions=1, lambdas="24"), "lambdas '24': give numbers"),
+        (lambda model: bm.intervene(model, "mask", layers=1, probe_seed="a"), "probe_seed is 'a', not a whole number"),
+        (lambda model: bm.measure(model, probe_seed="a"), "probe_seed is 'a', not a whole number"),
+        (lambda model: bm.measure(model, probe_seed=2**70), f"probe_seed is {2**70}: give at most {2**64 - 1}"),
+        (lambda model: bm.compare(model, "tiny_demo@2", probe_seed="a"), "probe_seed is 'a', not a whole number"),
+    ],
+)
+def test_what_is_no_number_is_named(ask, message):
+    model = bm.load("tiny_demo@1")
+    with pytest.raises(bm.UsageError) as refused:
+        ask(model)
+    assert str(refused.value) == message
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -61,7 +61,22 @@ def test_numpy_takes_it(array):
     assert repr(array).startswith("<NamedArray mass (layer: 2, head: 3, epsilon: 4) in %>")
 
 
+def test_nan_is_a_coordinate():
+    array = NamedArray(VALUES[:, 0, 0], ("dose",), {"dose": np.array([np.nan, 8.0])}, "mass")
+    same(array.sel(dose=np.nan), array.to_xarray().sel(dose=np.nan))
+    same(array.sel(dose=[8, float("nan")]), array.to_xarray().sel(dose=[8, np.nan]))
+    assert float(array.sel(dose=np.float32("nan"))) == VALUES[0, 0, 0]
+    with pytest.raises(UsageError, match=r"mass has no dose 2; there are nan, 8\.0"):
+        array.sel(dose=2)
+
+
+def test_a_single_value_is_a_series_of_one(array):
+    assert array.sel(layer=2, head=1, epsilon=0.3).to_pandas().tolist() == [VALUES[1, 1, 2]]
+
+
 def test_what_is_not_there_is_named(array):
+    with pytest.raises(UsageError, match="layer: sel takes coordinates, not a slice; give a list of them, or isel"):
+        array.sel(layer=slice(1, 2))
     with pytest.raises(UsageError, match="mass has no dimension lay; it has layer, head, epsilon"):
         array.sel(lay=1)
     with pytest.raises(UsageError, match="mass has no layer 3; there are 1, 2"):
