@@ -194,7 +194,7 @@ def _resolved(picture: str) -> str:
     for part, look in _LOOKS.items():
         picture = picture.replace(part, look)
     picture = re.sub(r'<i class="\w*" style="--c:([^"]*)">', _MARK, picture)
-    return re.sub(r"var\((--[\w-]+)\)", lambda found: _COLOURS[found[1]], picture)
+    return re.sub(r"var\((--[\w-]+)\)", lambda found: _COLOURS.get(found[1], found[0]), picture)
 
 
 def _letters(found: re.Match[str]) -> str:

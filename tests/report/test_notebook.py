@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from birthmark.report.notebook import run_html, snapshot_html
+from birthmark.report.charts.specs import MatrixPanel
+from birthmark.report.notebook import object_html, run_html, snapshot_html
 
 pytestmark = pytest.mark.heavy
 
@@ -60,3 +61,5 @@ def test_a_run_before_its_first_measurement_has_a_fragment(make_run, tmp_path, p
 def test_token_texts_and_names_are_escaped(make_snapshot):
     snapshot = make_snapshot(3, np.random.default_rng(0))
     assert "<b>" not in snapshot_html(snapshot, "<b>bold</b>")
+    matrix = MatrixPanel("m", "M", ["var(--x)"], ["<b>"], np.ones((1, 1)))
+    assert ">var(--x)<" in object_html("M", [], [], pictures=[(matrix, "caption")])
