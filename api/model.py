@@ -19,7 +19,7 @@ from ..measure.find_model import measurable, unwrap
 from ..measure.user_metrics import MetricLike
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.user_classes import name_user_code
-from ..schema import mistyped
+from ..schema import mistyped, quoted
 from ..trainer.by_name.loaded_model import (
     UNKNOWN_STEP,
     LoadedModel,
@@ -127,12 +127,25 @@ def load(
         trust_remote_code: run the code that a model of ``transformers`` brings, if it brings any.
 
     Raises:
-        UsageError: there is no such model.
+        UsageError: there is no such model or device.
         RunError: a damaged file.
     """
+    if not isinstance(name, (str, PathLike)):
+        raise UsageError(f"{quoted(name)} is no name of a model; give a text, a path or a run")
+    place = device() if on is None else _device(on)
     loaded = load_named(fspath(name), dtype, trust_remote_code=trust_remote_code)
-    loaded.model.to(device() if on is None else on).eval()
+    loaded.model.to(place).eval()
     return Model(loaded)
+
+
+def _device(on: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(on)
+    except RuntimeError:
+        raise UsageError(f"on {quoted(on)}: no device; give cpu, cuda or cuda:1") from None
+    if found.type == "cuda" and (found.index or 0) >= (n_gpus := torch.cuda.device_count()):
+        raise UsageError(f"on {found}: this machine has {n_gpus} GPUs; give another device")
+    return found
 
 
 def measure(

@@ -311,11 +311,14 @@ def test_what_is_no_number_is_named(ask, message):
     [
         (lambda: bm.Run("/no/such"), "/no/such: not a run"),
         (lambda: bm.load("./nowhere"), "neither a run"),
+        (lambda: bm.load(3), "3 is no name of a model; give a text, a path or a run"),
+        (lambda: bm.load("tiny_demo@1", on="foo"), "on 'foo': no device; give cpu, cuda or cuda:1"),
+        (lambda: bm.load("tiny_demo@1", on="cuda:99"), "on cuda:99: this machine has "),
         (lambda: bm.pretrain("dmo"), "did you mean demo?"),
         (lambda: bm.pretrain({"trainer.max_stps": 1}), "did you mean trainer.max_steps?"),
         (lambda: bm.pretrain({}, {"trainer": 3}), "trainer is 3"),
     ],
-    ids=["run", "model", "name", "field", "group"],
+    ids=["run", "model", "number", "device", "gpu", "name", "field", "group"],
 )
 def test_what_is_wrong_is_one_line_and_the_process_goes_on(call, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -232,7 +232,12 @@ def test_a_start_from_a_model_is_no_birth(adapter, said, place):
     shutil.copy(place / "x" / "birth.json", run.path)
     options = {"init_from": "x@2", "adapter.kind": adapter}
     write_config(read_config(place / "x" / "config.yaml", options), run.config)
-    for name in (run.path.name, f"{run.path.name}@0", f"{run.path.name}/config.yaml@3", "tiny.yaml --set init_from=x@2"):
+    for name in (
+        run.path.name,
+        f"{run.path.name}@0",
+        f"{run.path.name}/config.yaml@3",
+        "tiny.yaml --set init_from=x@2",
+    ):
         status, out, err = said(f"birth {name} --json --out new")
         assert (status, out) == (2, ""), (name, err)
         assert f"{name.split()[0]}: begins from x@2, and has no birth of its own; give CONFIG@SEED, or a run" in err
