@@ -153,7 +153,10 @@ class Tokens(Protocol):
         """Read ``length`` tokens from each of ``starts``: int64 ``[n, length]``."""
 
     def indexed_starts(self) -> np.ndarray | None:
-        """Return the first token of each document by the files' indexes, int64 ``[D]``; None if they have none."""
+        """Return the first token of each document by the files' indexes, int64 ``[D]``; None if none has one."""
+
+    def end_indexed(self, token: int | None) -> bool | None:
+        """Return True if documents of an index end with the token, by thousands of them; None without an index."""
 
 
 class JoinedTokens:
@@ -187,6 +190,10 @@ class JoinedTokens:
         return int(self._ends_P[-1]) if len(self._ends_P) else 0
 
     def indexed_starts(self) -> np.ndarray | None:
+        """See `Tokens`."""
+        return None
+
+    def end_indexed(self, token: int | None) -> bool | None:
         """See `Tokens`."""
         return None
 

@@ -445,10 +445,10 @@ class Layout:
         end_of_text, before = (None, []) if tokenizer is None else (tokenizer.end_of_text, tokenizer.before_text)
         end = end_of_text if config.end_token is None else config.end_token
         bos = before[-1] if before else end
-        counts = None if tokens is None else tokens.counts
-        if counts is not None and end is not None and not counts[end]:
+        marked = None if tokens is None else tokens.train.end_indexed(end)
+        if marked is False:
             end = None  # the ids do not show the documents that the files' index knows
-        return cls(config.packing, config.bos_at, end, bos, indexed=counts is not None)
+        return cls(config.packing, config.bos_at, end, bos, indexed=marked is not None)
 
     @property
     def borders(self) -> DocumentBorders | None:

@@ -202,7 +202,8 @@ def prepare(
             cut = partial(layout.cut, seq_len=seq_len, cache_dir=config.cache_folder, of=of)
             train_cut, val_cut = cut(tokens.train, "train"), cut(tokens.val, "val")
             train[name] = TokenWindows(tokens.train, seq_len, text.n_tokens, config.data_seed, cut=train_cut)
-            val[name] = FixedWindows(tokens.val, seq_len, text.n_tokens, cut=val_cut)
+            more = {} if source.val_path is None else {"more": "more tokens in data.val_path,"}
+            val[name] = FixedWindows(tokens.val, seq_len, text.n_tokens, cut=val_cut, **more)
             facts[name] = layout.facts(tokens.facts, train_cut)
     order = _order(config, {name: windows.n_tokens for name, windows in train.items()}, batch_sizes)
     samples = Mixture(train, order) if config.sources else train[""]

@@ -137,10 +137,10 @@ def read_numpy(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
     except (SyntaxError, ValueError, KeyError, TypeError, MemoryError, RecursionError):
         raise UsageError(f"{path}: damaged (its numpy header cannot be read)") from None
     if len(shape) != 1 or dtype.name not in DTYPES or dtype.str not in (DTYPES[dtype.name], "|u1"):
-        raise UsageError(f"{path}: holds {dtype.str} {one_line(list(shape), 80)}, not a flat array of whole numbers")
+        raise UsageError(f"{path}: holds {dtype.str} in {len(shape)} dimensions, not a flat array of whole numbers")
     (n_tokens,) = shape
-    if not isinstance(n_tokens, int) or n_tokens < 0:
-        raise UsageError(f"{path}: damaged (its numpy header promises {one_line(n_tokens, 80)} tokens)")
+    if type(n_tokens) is not int or not 0 <= n_tokens < 1 << 62:
+        raise UsageError(f"{path}: damaged (the length in its numpy header is no number of tokens)")
     if file_bytes(path) != offset + n_tokens * dtype.itemsize:
         raise UsageError(f"{path}: cut short: its header promises {n_tokens} tokens; copy it again")
     return [TokenFile(key, path, dtype_or_refusal(path, dtype.name, token_dtype), n_tokens, offset)]

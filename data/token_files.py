@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,20 +58,33 @@ class SpanTokens(JoinedTokens):
 
     @override
     def indexed_starts(self) -> np.ndarray | None:
-        if any(file.document_ends is None for file in self.files):
+        if not self._indexed:
             return None
+        # A file without an index counts as one document, as in the split.
         begins_P = self._ends_P - self.spans[:, 2]
         found = [begins_P]
-        for number, file in enumerate(self.files):
+        for number, ends_of in self._indexed.items():
             of_file = self.spans[:, 0] == number
-            if file.document_ends is None or not of_file.any():
-                continue
             _, firsts_R, lengths_R = self.spans[of_file].T
-            ends_D = file.document_ends()
+            ends_D = ends_of()
             run_D = np.searchsorted(firsts_R, ends_D, side="right") - 1
             inside_D = (run_D >= 0) & (ends_D < (firsts_R + lengths_R)[run_D])
             found.append((ends_D - firsts_R[run_D] + begins_P[of_file][run_D])[inside_D])
         return np.unique(np.concatenate(found))
+
+    @override
+    def end_indexed(self, token: int | None) -> bool | None:
+        if not self._indexed:
+            return None
+        # A span is a run of documents.
+        ends_P = self._ends_P[np.isin(self.spans[:, 0], list(self._indexed))][:_LOOKED_AT]
+        return bool((self.read(ends_P - 1, 1) == token).any())
+
+    @property
+    def _indexed(self) -> dict[int, Callable[[], np.ndarray]]:
+        """The ends of documents by the index of each file that has spans and an index."""
+        named = ((int(number), self.files[int(number)].document_ends) for number in np.unique(self.spans[:, 0]))
+        return {number: ends_of for number, ends_of in named if ends_of is not None}
 
     def _refuse(self, starts: np.ndarray, out: np.ndarray) -> None:
         assert self.limit is not None
@@ -97,6 +110,8 @@ def token_too_large(file: TokenFile, token: int, vocab_size: int) -> RunError:
 
 #: Tokens that the frequencies of a split are estimated from, in windows of so many.
 _SAMPLED, _WINDOW = 1 << 20, 1 << 15
+#: Runs of documents whose last token is looked at.
+_LOOKED_AT = 1 << 12
 
 
 class SplitTokens(NamedTuple):
@@ -105,8 +120,6 @@ class SplitTokens(NamedTuple):
     train: Tokens
     val: Tokens
     facts: dict[str, Any]
-    counts: np.ndarray | None = None
-    """Occurrences of each token in a sample of the training tokens, if the files' indexes say where documents end."""
 
 
 class _Spans(NamedTuple):
@@ -233,7 +246,6 @@ class TokenSource:
                 if token >= vocab_size:
                     raise token_too_large(file, token, vocab_size)
         train, val = (SpanTokens(self._files, part, vocab_size) for part in (spans.train, spans.val))
-        counts = [_counts(part, vocab_size) for part in (train, val)]
         counted = {"documents": spans.documents} if spans.documents is not None else {}
         facts = {
             "kind": self.kind,
@@ -243,10 +255,9 @@ class TokenSource:
             **counted,
             "tokens": {"train": len(train), "val": len(val)},
             "bytes_per_token": None,
-            "unigram_entropy": unigram_cross_entropy(*counts),
+            "unigram_entropy": unigram_cross_entropy(*(_counts(part, vocab_size) for part in (train, val))),
         }
-        indexed = all(file.document_ends is not None for file in self._files)
-        return SplitTokens(train, val, facts, counts[0] if indexed else None)
+        return SplitTokens(train, val, facts)
 
     def _spans(self) -> tuple[_Spans, list[int] | None]:
         """Return the parts of both splits, and the largest token of each file if all were read for it."""

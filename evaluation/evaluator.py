@@ -106,8 +106,8 @@ class Evaluator:
         if BACKCOPY in config.tasks:
             if not isinstance(validation, BackCopy):
                 raise UsageError(
-                    "eval.tasks: backcopy is scored on samples of data.path backcopy alone, not on "
-                    f"{type(validation).__name__}; leave it out"
+                    "eval.tasks: backcopy is scored on samples of data.path backcopy alone; leave it out, or "
+                    "data.tokens_at, which changes them"
                 )
             self._backcopy = validation
         self._tasks, self._texts = material.tasks, dict[str, Text]()

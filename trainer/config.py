@@ -10,7 +10,7 @@ from ..callbacks.config import LogConfig
 from ..data.batch_sizes import BatchRamp, BatchShares, BatchSizes
 from ..data.config import DataConfig, is_remote
 from ..errors import UsageError
-from ..evaluation.config import BACKCOPY, EvalConfig
+from ..evaluation.config import EvalConfig
 from ..measure.config import SnapshotConfig
 from ..models.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
@@ -28,7 +28,7 @@ from .optimizers.table import (
 from .strategies.table import STRATEGIES, StrategyName, context_problems, strategy_problems
 
 #: Bounds of a denominator's offset: less is 0 in float32, and beside more nothing is left of a gradient.
-_EPS = (1e-37, 1e6)
+_EPS = (1e-44, 1e6)
 
 
 @dataclass(frozen=True)
@@ -474,11 +474,6 @@ class RunConfig:
             problems.append(
                 f"model.attention.prefix is {self.model.attention.prefix}, whose positions see the answers that eval "
                 "asks for: leave eval.tasks and eval.texts out"
-            )
-        if BACKCOPY in self.eval.tasks and self.data.tokens_at:
-            problems.append(
-                "eval.tasks has backcopy, whose scores are those of its own samples, but data.tokens_at is "
-                f"{self.data.tokens_at}: leave one of them out"
             )
         longest, fingerprint = self.model.max_seq_len, self.snapshot.fingerprint
         lengths = {

@@ -381,8 +381,9 @@ def pretrain(
         _check_epochs(config, data)
         if config.model.attention.documents and data.borders is None and config.data.path != "backcopy":
             raise UsageError(
-                "model.attention.documents: no one end-of-text token says where documents end; give a data.tokenizer "
-                "that has one, the same data.end_token for all sources, or leave it out"
+                "model.attention.documents: no one end-of-text token in the ids says where documents end; give a "
+                "data.tokenizer that has one, the same data.end_token for all sources, token files that hold it, or "
+                "leave it out"
             )
         config = _fitted(config, data)
         evaluator = _evaluator(config, material, data)

@@ -229,7 +229,6 @@ def test_what_takes_too_long_is_evaluated_more_rarely_and_says_so(monkeypatch):
         ({"eval.texts": ["a/b.txt", "c/b.md"], "data.path": "x"}, "eval.texts has 'b' twice"),
         ({"eval.tasks": ["backcopy"], "data.path": "x"}, "eval.tasks has backcopy, but data.path is 'x'"),
         ({"eval.tasks": ["backcopy"], "model.attention.prefix": 3}, "see the answers that eval asks for"),
-        ({"eval.tasks": ["backcopy"], "data.tokens_at": ["2=7"]}, r"data\.tokens_at is \['2=7'\]: leave one of them"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_in_a_line(tiny, overrides, line):
