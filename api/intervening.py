@@ -175,7 +175,7 @@ def intervene(
     every = range(1, loaded.model.config.n_layers + 1)
     what = Intervention(
         kind,
-        tuple(every) if layers == "all" else _whole("layers", layers),
+        tuple(every) if isinstance(layers, str) and layers == "all" else _whole("layers", layers),
         _whole("positions", positions),
         None if lambdas is None else tuple(float(dose) for dose in _several("lambdas", lambdas, Real, "numbers")),
         around,
@@ -204,6 +204,8 @@ def _several(name: str, given: Any, kind: type, what: str) -> list[Any]:
     Raises:
         UsageError: ``given`` has something else, such as a word.
     """
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
     found = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if not all(isinstance(number, kind) for number in found):
         raise UsageError(f"{name} {quoted(given)}: give {what}")

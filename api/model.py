@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..data.tokenizer import TextTokenizer
 from ..errors import UsageError
+from ..files import one_line
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
 from ..measure.user_metrics import MetricLike
@@ -131,7 +132,7 @@ def load(
         RunError: a damaged file.
     """
     if not isinstance(name, (str, PathLike)):
-        raise UsageError(f"{quoted(name)} is no name of a model; give a text, a path or a run")
+        raise UsageError(f"{one_line(quoted(name))} is no name of a model; give a text, a path or a run")
     place = device() if on is None else _device(on)
     loaded = load_named(fspath(name), dtype, trust_remote_code=trust_remote_code)
     loaded.model.to(place).eval()
@@ -141,10 +142,17 @@ def load(
 def _device(on: torch.device | str) -> torch.device:
     try:
         found = torch.device(on)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise UsageError(f"on {quoted(on)}: no device; give cpu, cuda or cuda:1") from None
+    if found.type == "meta":
+        raise UsageError("on meta: tensors have no values there; give cpu, cuda or cuda:1")
     if found.type == "cuda" and (found.index or 0) >= (n_gpus := torch.cuda.device_count()):
         raise UsageError(f"on {found}: this machine has {n_gpus} GPUs; give another device")
+    try:
+        torch.empty(0, device=found)
+    # Each kind of device that torch was built without raises an error of its own.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(f"on {found}: {one_line(error, 120)}; give cpu, cuda or cuda:1") from None
     return found
 
 

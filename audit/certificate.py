@@ -114,12 +114,17 @@ def keep_secret(run: RunDir, data_order: Mapping[str, Any]) -> tuple[bytes, dict
     return salt_of(kept["salt"], str(file)), kept["data_order"]
 
 
+#: Inputs of the order of data that a resumed run may change: the limit of passes. The first ones stay committed to.
+_MAY_CHANGE = {"epochs"}
+
+
 def _contradiction(field: str, stored: Any, given: Any) -> tuple[str, Any, Any] | None:
     """Find a field that both have with other values: its name and both values. Versions differ in fields that only one
     has.
     """
     if isinstance(stored, Mapping) and isinstance(given, Mapping):
-        pairs = [(f"{field}.{name}", stored[name], given[name]) for name in stored if name in given]
+        shared = [name for name in stored if name in given and name not in _MAY_CHANGE]
+        pairs = [(f"{field}.{name}", stored[name], given[name]) for name in shared]
     elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given):
         pairs = [(f"{field}.{i}", *values) for i, values in enumerate(zip(stored, given, strict=True))]
     else:

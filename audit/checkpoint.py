@@ -112,7 +112,9 @@ SAFETENSORS = ".safetensors"
 #: A part of a model, in the name of a file.
 _PART = re.compile(r"\d-of-\d")
 #: Files in which a trainer keeps its state beside the weights.
-_NO_WEIGHTS = re.compile(r"(?:optimizer|scheduler|scaler|rng_state|training_args)(?![a-z])")
+_NO_WEIGHTS = re.compile(
+    r"(?<![a-z])(?:optim(?:izer)?|(?:lr_)?scheduler|scaler|sampler|rng_state|training_args)(?![a-z])"
+)
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Member:
     drawn_from: Birth | None = None
     """The birth that it is, which lies nowhere and is drawn again."""
     source: str = ""
-    """Run, folder or repository that it belongs to; empty for the birth of a config."""
+    """Run, folder or repository that it belongs to; the name of a config's birth."""
 
     @property
     def step(self) -> int | None:
@@ -218,18 +220,28 @@ def _in_folder(name: str, folder: Path) -> list[Member]:
     if files := _files_of_steps(folder):
         return [_local(f"{inside}/{file.name}", file, said_place(file.stem)) for file in files]
     folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-    # A folder of a step that holds no weights is a checkpoint that is missing.
-    of_steps = [path for path in folders if said_place(path.name) is not None]
+    # A folder of a step that holds no weights is a checkpoint that is missing; DeepSpeed's states are none.
+    of_steps = [path for path in folders if said_place(path.name) is not None and not _holds_states(path)]
     if not _is_checkpoint(folder):
         if not any(_is_checkpoint(path) for path in folders):
             raise UsageError(f"{name}: no checkpoint in it, nor in a folder of it")
         suite = [path for path in folders if path in of_steps or _is_checkpoint(path)]
         return [_local(f"{inside}/{path.name}", path, said_place(path.name)) for path in suite]
     own = _local(name, folder, said_place(folder.name))
-    # Folders of steps in a checkpoint of a step are the state of its training.
-    if own.place is not None or not any(_is_checkpoint(path) for path in of_steps):
+    if not any(_is_checkpoint(path) for path in of_steps):
         return [own]
-    return [*(_local(f"{inside}/{path.name}", path, said_place(path.name)) for path in of_steps), own]
+    steps = [_local(f"{inside}/{path.name}", path, said_place(path.name)) for path in of_steps]
+    return [*steps, *([dataclasses.replace(own, place=None)] if _weight_files(folder) else [])]
+
+
+def _holds_states(folder: Path) -> bool:
+    """Return True for a folder in which DeepSpeed keeps the states of its processes."""
+    files = [file for file in folder.iterdir() if file.suffix in SUFFIXES]
+    return bool(files) and all(file.stem.endswith(("_model_states", "_optim_states")) for file in files)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return [*folder.glob("*.safetensors*"), *folder.glob("*.gguf"), *_pickled_files(folder)]
 
 
 def _files_of_steps(folder: Path) -> list[Path]:
@@ -257,7 +269,7 @@ def _of_run(named: ModelName) -> list[Member]:
 
 
 def _born(name: str, birth: Birth) -> Member:
-    source = "" if birth.run is None else str(birth.run.path.resolve())
+    source = name if birth.run is None else str(birth.run.path.resolve())
     return Member(name, at_step(0), lambda: nullcontext(Path()), drawn_from=birth, source=source)
 
 
@@ -328,7 +340,7 @@ def _pickled(folder: Path) -> list[Path]:
 
 
 def _pickled_files(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES and not _NO_WEIGHTS.match(file.name)]
+    return [file for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES and not _NO_WEIGHTS.search(file.name)]
 
 
 def _open(folder: Path) -> Weights:

@@ -58,6 +58,11 @@ _BEGINS_FROM = re.compile(r"(?<=\d)-([a-z][\w-]*from-[\w-]+)$", re.IGNORECASE)
 _MEAN = re.compile(r"(?<![a-z])(?:soup|souped|merged?|averaged?)(?![a-z])|ingredient\d+(?:\+\d+)+", re.IGNORECASE)
 
 
+#: Names of the runs or folders that a checkpoint is of, where a suite has several that went apart before its step: each
+#: parting adds one.
+Run = tuple[str, ...]
+
+
 class Training(NamedTuple):
     """The parts of a place (`Place`) that all checkpoints of one training share."""
 
@@ -65,7 +70,7 @@ class Training(NamedTuple):
     stage_words: str
     ingredient: int
     beginning: str
-    run: str
+    run: Run
 
 
 class Place(NamedTuple):
@@ -79,8 +84,7 @@ class Place(NamedTuple):
     beginning: str
     """Name of the checkpoint that the training began from, where it is another one than the end of the last stage."""
     step: int
-    run: str = ""
-    """Run or folder, where a suite has several that went apart before this step."""
+    run: Run = ()
 
     @property
     def chain(self) -> Training:
@@ -91,7 +95,7 @@ class Place(NamedTuple):
     def words(self) -> str:
         """The place in words: ``stage 2 ingredient 1 step 10``."""
         ingredient = f"ingredient {self.ingredient}" if self.ingredient else ""
-        run = f"of {self.run}" if self.run else ""
+        run = f"of {self.run[-1]}" if self.run else ""
         parts = (self.stage_words, ingredient, self.beginning, f"step {self.step}", run)
         return " ".join(part for part in parts if part)
 
@@ -172,8 +176,9 @@ def chains(places: Mapping[int, Place], distance_MM: np.ndarray) -> list[Chain]:
         stage = training.stage
         earlier = [chain for chain in found if chain.stage < stage]
         ends = [chain.own[-1] for chain in earlier if chain.stage == earlier[-1].stage]
-        if training.run and (shared := by_training.get(training._replace(run=""))):
-            ends = shared[-1:]
+        for n_partings in range(len(training.run)):
+            if shared := by_training.get(training._replace(run=training.run[:n_partings])):
+                ends = shared[-1:]
         known = bool(ends) and not training.beginning
         found.append(Chain(stage, own, min(ends, key=lambda end: distance_MM[end, own[0]]) if known else None))
     return found

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
+from math import inf
 from os.path import commonprefix
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from ..findings.formatting import without_shared_folder
 from ..metrics.weight_kinship import SHORTER, Steps, length_ratio, mean_distances, squared_distances
 from .checkpoint import Judged, Member, Same, in_few_words, listed, weights_of
-from .training_order import Place, Training, at_step, chains, steps_of_chains
+from .training_order import Place, Run, Training, at_step, chains, steps_of_chains
 from .weight_samples import exact_difference
 from .weights import Entry, describe_json
 
@@ -130,31 +131,81 @@ def part_runs(found: Sequence[Same]) -> list[str]:
     """Part runs that have the same steps and other weights, as two of one seed have: behind the last checkpoint that
     they share each is a training by itself. Return a line for each parting.
     """
-    sources: dict[Training, dict[int, list[set[str]]]] = defaultdict(lambda: defaultdict(list))
-    for same in found:
-        for claim in same.claims:
-            own = {one.member.source for one in same.members if one.member.place == claim}
-            sources[claim.chain][claim.step].append(own)
+    held: dict[Training, dict[str, dict[int, set[int]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
+    for number, same in enumerate(found):
+        for one in same.members:
+            if (place := one.member.place) is not None:
+                held[place.chain][one.member.source][place.step].add(number)
     notes = []
-    for training, by_step in sources.items():
-        apart = [step for step, groups in by_step.items() if any(a - b and b - a for a, b in combinations(groups, 2))]
-        if not apart:
-            continue
-        shared = [step for step, groups in by_step.items() if step < min(apart) and any(len(own) > 1 for own in groups)]
-        last = max(shared, default=-1)
-        runs = sorted({source for step in by_step if step > last for own in by_step[step] for source in own})
-        names = dict(zip(runs, without_shared_folder(runs), strict=True))
+    for training, weights in held.items():
+        runs_of_steps, parted = _runs_of_steps(weights)
+        notes += parted
         for one in (one for same in found for one in same.members):
             place = one.member.place
-            if place is not None and place.chain == training and place.step > last:
-                one.member = replace(one.member, place=place._replace(run=names[one.member.source]))
-        behind = f" behind step {last}" if shared else ""
-        notes.append(
-            f"{in_few_words([*names.values()])}: the same steps and other weights, each judged by itself{behind}"
-        )
+            if place is not None and place.chain == training:
+                run = runs_of_steps[place.step][one.member.source]
+                one.member = replace(one.member, place=place._replace(run=run))
     for same in found:
         same.place = min(same.claims, default=None)
     return notes
+
+
+def _runs_of_steps(weights: Mapping[str, Mapping[int, set[int]]]) -> tuple[dict[int, dict[str, Run]], list[str]]:
+    """Return the run that each source of one training is of, by step, and a line for each parting.
+
+    Args:
+        weights: source → step → numbers of the weights that it has at this step.
+    """
+    sources = sorted(weights)
+    names = dict(zip(sources, without_shared_folder(sources), strict=True))
+    until = {pair: _same_until(*pair, weights) for pair in combinations(sources, 2)}
+    run: dict[str, Run] = dict.fromkeys(sources, ())
+    found, notes = {}, []
+    for step in sorted({step for by_step in weights.values() for step in by_step}):
+        together = {source: {source} for source in sources}
+        for (a, b), last in until.items():
+            if last is not None and last >= step and together[a] is not together[b]:
+                joined = together[a] | together[b]
+                together |= dict.fromkeys(joined, joined)
+        parted, shared = set(), -1
+        for (a, b), last in until.items():
+            if last is not None and last < step and together[a] is not together[b]:
+                parted |= together[a] | together[b]
+                shared = max(shared, int(last))
+        before = dict(run)
+        for source in parted:
+            name = " and ".join(sorted(names[one] for one in together[source]))
+            run[source] = run[source] if run[source][-1:] == (name,) else (*run[source], name)
+        if new := sorted({run[source][-1] for source in parted if run[source] != before[source]}):
+            behind = f" behind step {shared}" if shared >= 0 else ""
+            notes.append(f"{in_few_words(new)}: the same steps and other weights, each judged by itself{behind}")
+        found[step] = dict(run)
+    return found, notes
+
+
+def _same_until(a: str, b: str, weights: Mapping[str, Mapping[int, set[int]]]) -> float | None:
+    """Return the step up to which two sources are one training: inf if they never part, −1 if they begin apart; None if
+    they have nothing that tells.
+
+    It is the step for which fewest checkpoints contradict, by equal weights behind it and other ones before: a single
+    checkpoint may be a copy, or have been changed.
+    """
+    common = sorted(weights[a].keys() & weights[b].keys())
+    if not common:
+        return None
+    is_same = [bool(weights[a][step] & weights[b][step]) for step in common]
+    wrong = [is_same[:n].count(False) + is_same[n:].count(True) for n in range(len(common) + 1)]
+    n_shared = max(n for n, count in enumerate(wrong) if count == min(wrong))
+    if n_shared == len(common) - 1 and not _is_of_others(a, b, common[-1], weights):
+        # The last one alone tells nothing: a run that went apart, or a checkpoint that was changed.
+        return inf if n_shared else None
+    return inf if n_shared == len(common) else common[n_shared - 1] if n_shared else -1
+
+
+def _is_of_others(a: str, b: str, step: int, weights: Mapping[str, Mapping[int, set[int]]]) -> bool:
+    """Return True if another source has the weights of one of two at a step."""
+    own = weights[a][step] | weights[b][step]
+    return any(own & by_step.get(step, set()) for source, by_step in weights.items() if source not in (a, b))
 
 
 def say_means(members: Sequence[Same]) -> None:
@@ -163,8 +214,8 @@ def say_means(members: Sequence[Same]) -> None:
     for same in sorted((one for one in members if one.place is not None), key=lambda one: one.place or at_step(0)):
         assert same.place is not None
         ends[same.place.chain] = same
-        if same.place.run:
-            ends.pop(same.place.chain._replace(run=""), None)
+        for n_partings in range(len(same.place.run)):
+            ends.pop(same.place.chain._replace(run=same.place.run[:n_partings]), None)
     last = [same for chain, same in ends.items() if chain[0] == max(stage for stage, *_ in ends)]
     if len(last) < 2:
         return

@@ -77,6 +77,9 @@ def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
             is_known = ~np.isnan(cosines_MMT[a, b])
             differs = is_known & ~equal_MMT[a, b]
             cosines = cosines_MMT[a, b][differs if 2 * differs.sum() >= is_known.sum() else is_known]
+            if len(cosines) < FEWEST_TENSORS and cosines.size and cosines.mean() >= CLEAR_COSINE:
+                # Too few for the test, and no stranger's: the equal ones are frozen.
+                cosines = cosines_MMT[a, b][is_known]
             n = len(cosines)
             if n < FEWEST_TENSORS:
                 tests[a][b] = Kinship(float(np.mean(cosines)) if n else np.nan, np.nan)

@@ -161,13 +161,17 @@ class HFConfig:
         return self.max_seq_len
 
 
-#: Fields of a config that no pass in evaluation mode reads, and ends of their names.
+#: Fields of a config that no pass of a causal model in evaluation mode reads, among those that the library and other
+#: tools write; ends and beginnings of their names.
 _UNREAD = {
-    *("_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "return_dict", "initializer_range"),
-    *("output_attentions", "output_hidden_states", "output_router_logits", "router_aux_loss_coef"),
+    *("_name_or_path", "transformers_version", "unsloth_version", "architectures", "auto_map", "tokenizer_class"),
+    *("dtype", "torch_dtype", "torchscript", "use_cache", "return_dict", "gradient_checkpointing", "pretraining_tp"),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "_attn_implementation_autoset"),
+    *("router_aux_loss_coef", "router_jitter_noise", "layerdrop", "initializer_range", "init_std", "n_ctx"),
+    *("finetuning_task", "problem_type", "decoder_start_token_id"),
 }
-_UNREAD_ENDS = ("dropout", "pdrop")
+_UNREAD_ENDS = ("dropout", "pdrop", "_token_id")
+_UNREAD_BEGINNINGS = ("id2label", "label2id", "task_specific_params", "summary_")
 
 
 class HFModel(nn.Module):
@@ -228,7 +232,9 @@ class HFModel(nn.Module):
         return {"class": f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"} | {
             name: json.dumps(value, sort_keys=True, default=str)
             for name, value in fields.items()
-            if not (name.rpartition(".")[2] in _UNREAD or name.endswith(_UNREAD_ENDS))
+            if not (
+                name.rpartition(".")[2] in _UNREAD or name.endswith(_UNREAD_ENDS) or name.startswith(_UNREAD_BEGINNINGS)
+            )
         }
 
     @property

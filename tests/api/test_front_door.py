@@ -269,7 +269,8 @@ def test_every_object_shows_its_verdict_first_as_text_and_in_a_notebook(run):
 def test_numbers_of_numpy_are_numbers():
     sizes = {"n_sequences": np.int64(4), "seq_len": 8}
     model = bm.load("demo@1")
-    found = bm.intervene(model, "amplify", layers=np.int64(1), positions=np.array([1]), lambdas=np.float32(2), **sizes)
+    numbers = {"layers": np.array([1]), "positions": np.array(1)}
+    found = bm.intervene(model, "amplify", **numbers, lambdas=np.float32(2), **sizes)
     same = bm.intervene(model, "amplify", layers=[1], positions=1, lambdas=[2.0], n_sequences=4, seq_len=8)
     np.testing.assert_array_equal(found["attention"], same["attention"])
     assert bm.intervene(model, "amplify", layers=1, positions=1, lambdas=2, **sizes)["attention"].coords["dose"][1] == 2
@@ -314,11 +315,14 @@ def test_what_is_no_number_is_named(ask, message):
         (lambda: bm.load(3), "3 is no name of a model; give a text, a path or a run"),
         (lambda: bm.load("tiny_demo@1", on="foo"), "on 'foo': no device; give cpu, cuda or cuda:1"),
         (lambda: bm.load("tiny_demo@1", on="cuda:99"), "on cuda:99: this machine has "),
+        (lambda: bm.load("tiny_demo@1", on="xpu"), "on xpu: "),
+        (lambda: bm.load("tiny_demo@1", on=3.5), "on 3.5: no device; give cpu, cuda or cuda:1"),
+        (lambda: bm.load("tiny_demo@1", on="meta"), "on meta: tensors have no values there; give cpu, cuda or cuda:1"),
         (lambda: bm.pretrain("dmo"), "did you mean demo?"),
         (lambda: bm.pretrain({"trainer.max_stps": 1}), "did you mean trainer.max_steps?"),
         (lambda: bm.pretrain({}, {"trainer": 3}), "trainer is 3"),
     ],
-    ids=["run", "model", "number", "device", "gpu", "name", "field", "group"],
+    ids=["run", "model", "number", "device", "gpu", "xpu", "no text", "meta", "name", "field", "group"],
 )
 def test_what_is_wrong_is_one_line_and_the_process_goes_on(call, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

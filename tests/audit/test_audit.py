@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load, save_file
 from trained_suites import CONFIG, STEPS, exchange, train, weights_file
 
+from birthmark.audit import wrong_content
 from birthmark.audit.audit import audit
 from birthmark.audit.checkpoint import find_members
 from birthmark.audit.report import sentence
@@ -220,12 +221,45 @@ def test_runs_of_one_birth_are_judged_each_by_itself(suite, twin, audited, tmp_p
     shutil.copy(weights_file(suite, 16), weights_file(other, 16))
     (said,) = findings(audited(suite, other)).pop("twin/step-16")
     assert said == "has the weights of suite/step-16; on the curve they are at step 16 of suite"
+    # A mirror is the same run, whatever was changed in it.
+    shutil.rmtree(other)
+    shutil.copytree(suite, other)
+    exchange(other, 8, 16)
+    assert findings(audited(suite, other)).keys() == {"twin/step-8", "twin/step-16"}
+    assert audited(suite, other).json["notes"] == []
+    exchange(other, 8, 16)
     # The first steps of a training that is resumed elsewhere are one training.
     for step in (4, 8):
         shutil.copy(weights_file(suite, step), weights_file(other, step))
     for step in (12, 16, 20, 24):
         shutil.rmtree(other / f"step-{step}")
     assert audited(suite, other, status=0).json["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "runs"),
+    [
+        # Letters are weights, from step 0 on; a gap is a step that a run lacks. Runs are those at the last step.
+        ({"a": "abcde", "b": "afghi"}, {"a": ("a",), "b": ("b",)}),
+        ({"a": "abcde", "b": "abXde"}, {"a": (), "b": ()}),
+        ({"a": "abcde", "b": "adcbe"}, {"a": (), "b": ()}),
+        ({"a": "abcde", "b": "abcdX"}, {"a": (), "b": ()}),
+        ({"a": "abc  ", "b": "  cde"}, {"a": (), "b": ()}),
+        ({"a": "abc  ", "b": "   de"}, {"a": (), "b": ()}),
+        ({"a": "abcde", "b": "afcgh"}, {"a": ("a",), "b": ("b",)}),
+        ({"a": "abcde", "b": "afghi", "c": "abcde"}, {"a": ("a and c",), "b": ("b",), "c": ("a and c",)}),
+        ({"a": "abcde", "b": "afghi", "c": "ab   "}, {"a": ("a and c",), "b": ("b",), "c": ("a and c",)}),
+        ({"a": "abcde", "b": "afghi", "c": "afgjk"}, {"a": ("a",), "b": ("b and c", "b"), "c": ("b and c", "c")}),
+    ],
+)
+def test_runs_part_where_fewest_checkpoints_contradict(weights, runs):
+    held = {
+        f"/suites/{name}": {step: {ord(letter)} for step, letter in enumerate(letters) if letter != " "}
+        for name, letters in weights.items()
+    }
+    found, notes = wrong_content._runs_of_steps(held)
+    assert {source.rpartition("/")[2]: run for source, run in found[4].items()} == runs
+    assert bool(notes) == any(runs.values())
 
 
 def test_steps_are_read_from_names():

@@ -134,8 +134,8 @@ def test_parts_of_a_model_are_one_checkpoint(tmp_path, names):
 
 
 def test_the_steps_below_a_finished_training_are_audited_with_it(clean, audited, tmp_path):
-    """As the Trainer leaves them; in a checkpoint of its own such a folder is the state of DeepSpeed."""
-    out = shutil.copytree(clean / "step-24", tmp_path / "out")
+    """As the Trainer leaves them, whatever the folder's name; DeepSpeed's states in a checkpoint are none."""
+    out = shutil.copytree(clean / "step-24", tmp_path / "sft-step-500")
     for step in (4, 12, 24):
         shutil.copytree(clean / f"step-{step}", out / f"checkpoint-{step}")
         (out / f"checkpoint-{step}" / f"global_step{step}").mkdir()
@@ -143,11 +143,13 @@ def test_the_steps_below_a_finished_training_are_audited_with_it(clean, audited,
     found = audited(out, status=0)
     assert [one["step"] for one in found.json["checkpoints"]] == [4, 12, 24, None]
     assert found.said[None] == "has the weights of step 24"
+    states = shutil.copytree(out / "checkpoint-4" / "global_step4", tmp_path / "states")
     (member,) = find_members([str(out / "checkpoint-4")])
     assert member.step == 4
     for step in (4, 12, 24):
         shutil.rmtree(out / f"checkpoint-{step}")
     (out / "runs").mkdir()
+    shutil.copytree(states, out / "global_step1000")
     assert [member.name for member in find_members([str(out)])] == [str(out)]
 
 

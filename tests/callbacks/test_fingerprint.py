@@ -112,7 +112,8 @@ def test_the_cache_knows_what_a_config_of_transformers_says_beyond_its_sizes(the
     np.testing.assert_array_equal(found[1], hidden_states(HFModel(other), PROBE))
     assert not np.allclose(*found, atol=0.1)
     # What no pass reads is no other model.
-    model.config.use_cache, model.config.attention_dropout = False, 0.3
+    model.config.update({"use_cache": False, "attention_dropout": 0.3, "eos_token_id": 7, "unsloth_version": "1"})
+    model.config.update({"id2label": {0: "a"}, "task_specific_params": {"text-generation": {"max_length": 50}}})
     cached_hidden_states(HFModel(model), PROBE, tmp_path)
     assert sum(path.is_dir() for path in tmp_path.iterdir()) == 2
 

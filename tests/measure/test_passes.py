@@ -159,6 +159,17 @@ def test_no_two_blocks_are_held_at_once():
     assert one_block < most[0] <= one_block + config.d_model
 
 
+def test_moments_of_values_stay_float32_in_a_model_in_bf16():
+    model = born(CONFIGS["calibrated"], 0).train()
+    with torch.no_grad():
+        model(torch.from_numpy(PROBE))
+    moments = [moment.clone() for moment in model.blocks[1].buffers()]
+    by_block = DecoderByBlock(model.config, HeldWeights(model), torch.bfloat16)
+    with by_block.block(1) as block:
+        assert block.attn.q.weight.dtype == torch.bfloat16
+        assert all(torch.equal(*pair) for pair in zip(block.buffers(), moments, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["token", "embedding"])
 def test_hidden_states_are_those_of_the_whole(kind, tmp_path):
     whole, drawn = born(PLAIN, 7), DecoderByBlock(PLAIN, DrawnWeights(PLAIN, 7))

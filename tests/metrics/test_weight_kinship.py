@@ -86,6 +86,15 @@ def test_tensors_that_are_equal_are_evidence_only_where_most_are(n_equal, n_draw
     assert found.cosine == pytest.approx(cosine, abs=0.05)
 
 
+@pytest.mark.parametrize("n_equal", [1, 2, 3, 4])
+def test_a_small_model_with_frozen_tensors_is_kin(n_equal):
+    """Also where fewer tensors than the test needs have moved."""
+    numbers = np.random.default_rng(0)
+    a = {f"t{i}": numbers.normal(size=(16, 64)) for i in range(6)}
+    b = {name: x if i < n_equal else x + 0.1 * numbers.normal(size=(16, 64)) for i, (name, x) in enumerate(a.items())}
+    assert kinship(a, b).verdict is True
+
+
 def test_a_step_is_judged_against_those_before_it_once_they_have_settled():
     # Per training step: 4, 2, 1, 1, and then three times as long, over gaps of one length.
     assert overshoot([4, 2, 1, 1, 3], [1] * 5) == pytest.approx(3)

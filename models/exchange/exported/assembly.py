@@ -130,7 +130,8 @@ def _methods(node: ast.stmt) -> list[ast.FunctionDef]:
 def _is_kept(name: Name, method: str, called: set[str]) -> bool:
     if (name, method) in _LEFT_OUT:
         return False
-    always = method == "forward" or (method.startswith("__") and method.endswith("__"))
+    # torch calls these.
+    always = method in ("forward", "_apply") or (method.startswith("__") and method.endswith("__"))
     return always or method in called or name[0] in _CALLED_FROM_OUTSIDE
 
 

@@ -112,6 +112,12 @@ def test_every_arm_is_the_same_function_whole_in_pieces_and_padded(exported, liv
             torch.testing.assert_close(found[1, 3:], expected[1, :-3], atol=1e-5, rtol=1e-4, msg=name)
 
 
+def test_moments_of_values_stay_float32(exported, lively):
+    theirs = with_the_librarys_methods(exported, lively(ARMS["correlated_attenuate"])).to(torch.bfloat16)
+    assert {tensor.dtype for tensor in theirs.parameters()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in theirs.buffers()} == {torch.float32}
+
+
 def test_a_cache_has_one_name_at_a_time(exported, lively, random_tokens):
     theirs = with_the_librarys_methods(exported, lively(ARMS["prefix_4"]).eval())
     cache = transformers.DynamicCache(config=theirs.config)
