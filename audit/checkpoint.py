@@ -216,22 +216,24 @@ def _in_folder(name: str, folder: Path) -> list[Member]:
     """List a checkpoint, or those of a suite: its files or folders, with the folder itself if it is one too, as that of
     a Trainer is, whose end lies above the steps.
     """
-    inside = name.rstrip("/")
+
+    def members(paths: Sequence[Path]) -> list[Member]:
+        # A folder's name may have a point in it.
+        places = [said_place(path.stem if path.is_file() else path.name) for path in paths]
+        return [_local(f"{name.rstrip('/')}/{path.name}", path, at) for path, at in zip(paths, places, strict=True)]
+
     if files := _files_of_steps(folder):
-        return [_local(f"{inside}/{file.name}", file, said_place(file.stem)) for file in files]
+        return members(files)
     folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
     # A folder of a step that holds no weights is a checkpoint that is missing; DeepSpeed's states are none.
     of_steps = [path for path in folders if said_place(path.name) is not None and not _holds_states(path)]
     if not _is_checkpoint(folder):
         if not any(_is_checkpoint(path) for path in folders):
             raise UsageError(f"{name}: no checkpoint in it, nor in a folder of it")
-        suite = [path for path in folders if path in of_steps or _is_checkpoint(path)]
-        return [_local(f"{inside}/{path.name}", path, said_place(path.name)) for path in suite]
-    own = _local(name, folder, said_place(folder.name))
+        return members([path for path in folders if path in of_steps or _is_checkpoint(path)])
     if not any(_is_checkpoint(path) for path in of_steps):
-        return [own]
-    steps = [_local(f"{inside}/{path.name}", path, said_place(path.name)) for path in of_steps]
-    return [*steps, *([dataclasses.replace(own, place=None)] if _weight_files(folder) else [])]
+        return [_local(name, folder, said_place(folder.name))]
+    return members(of_steps) + ([_local(name, folder, None)] if _weight_files(folder) else [])
 
 
 def _holds_states(folder: Path) -> bool:

@@ -156,7 +156,7 @@ class Tokens(Protocol):
         """Return the first token of each document by the files' indexes, int64 ``[D]``; None if none has one."""
 
     def end_indexed(self, token: int | None) -> bool | None:
-        """Return True if documents of an index end with the token, by thousands of them; None without an index."""
+        """Return True if documents of an index end with the token, by some of them; None without an index."""
 
 
 class JoinedTokens:
@@ -190,11 +190,11 @@ class JoinedTokens:
         return int(self._ends_P[-1]) if len(self._ends_P) else 0
 
     def indexed_starts(self) -> np.ndarray | None:
-        """See `Tokens`."""
+        """Return None: arrays have no index."""
         return None
 
     def end_indexed(self, token: int | None) -> bool | None:
-        """See `Tokens`."""
+        """Return None: arrays have no index."""
         return None
 
     def may_hold_too_large(self, out: np.ndarray) -> bool:

@@ -21,8 +21,6 @@ from .tokenizer import TextTokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .token_files import SplitTokens
-
 
 # ---------------------------------------------------------------- beginnings of documents in sequences of token ids
 
@@ -437,7 +435,7 @@ class Layout:
             )
 
     @classmethod
-    def of(cls, config: DataConfig, tokenizer: TextTokenizer | None, tokens: SplitTokens | None = None) -> Layout:
+    def of(cls, config: DataConfig, tokenizer: TextTokenizer | None, tokens: Tokens | None = None) -> Layout:
         """Return the layout for the config of one source. Documents end at ``data.end_token``, or else at the
         tokenizer's end-of-text token, and where the files of ``tokens`` say it; BOS is the token that the tokenizer
         puts before texts, or else the same token.
@@ -445,7 +443,7 @@ class Layout:
         end_of_text, before = (None, []) if tokenizer is None else (tokenizer.end_of_text, tokenizer.before_text)
         end = end_of_text if config.end_token is None else config.end_token
         bos = before[-1] if before else end
-        marked = None if tokens is None else tokens.train.end_indexed(end)
+        marked = None if tokens is None else tokens.end_indexed(end)
         if marked is False:
             end = None  # the ids do not show the documents that the files' index knows
         return cls(config.packing, config.bos_at, end, bos, indexed=marked is not None)

@@ -197,7 +197,7 @@ def prepare(
                 raise UsageError(
                     f"data.end_token: there is no token {source.end_token}: the vocabulary has {text.n_tokens}"
                 )
-            layout = layouts[name] = Layout.of(source, text.tokenizer, tokens)
+            layout = layouts[name] = Layout.of(source, text.tokenizer, tokens.train)
             of = {**tokens.facts, "tokenizer": tokenizer_hash}
             cut = partial(layout.cut, seq_len=seq_len, cache_dir=config.cache_folder, of=of)
             train_cut, val_cut = cut(tokens.train, "train"), cut(tokens.val, "val")

@@ -110,8 +110,8 @@ def token_too_large(file: TokenFile, token: int, vocab_size: int) -> RunError:
 
 #: Tokens that the frequencies of a split are estimated from, in windows of so many.
 _SAMPLED, _WINDOW = 1 << 20, 1 << 15
-#: Runs of documents whose last token is looked at.
-_LOOKED_AT = 1 << 12
+#: Runs of documents whose last token is looked at: in a store each may cost a request.
+_LOOKED_AT = 1 << 6
 
 
 class SplitTokens(NamedTuple):

@@ -51,7 +51,7 @@ def test_record_is_json_and_adds_up(config, folder):
 
 
 def test_validation_text_without_a_token_is_one_line(tmp_path):
-    """Of a tokenizer that gives none for white space, and has no end of text."""
+    """A tokenizer may give none for white space, and have no end of text."""
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
     (tmp_path / "words.json").write_text(
         json.dumps({"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model})

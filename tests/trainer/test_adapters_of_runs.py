@@ -126,7 +126,7 @@ def test_it_trains_as_a_loop_by_hand_and_resumes_to_the_bit(runs, adapting, tmp_
 @pytest.mark.parametrize("kind", ["lora", "prefix_plus"])
 def test_an_optimizer_of_matrices_trains_adapters_that_have_nothing_else(kind, name, adapting, tmp_path):
     if name == "soap":
-        pytest.importorskip("pytorch_optimizer")
+        pytest.importorskip("pytorch_optimizer", reason="soap is optional: pip install pytorch-optimizer")
     fields = {"optim.name": name, "optim.warmup_steps": 0, "optim.weight_decay": 0.0, "trainer.checkpoint_every": 1}
     config = adapting(kind, {**fields, "trainer.max_steps": 3})
     whole = train(config, tmp_path / "whole")

@@ -466,7 +466,7 @@ def test_muon_is_torchs_own_as_far_as_bfloat16_goes():
 
 def test_soap_steps_matrices_in_the_eigenbasis_of_their_gradients_and_adamw_the_rest():
     """The paper's code takes the first step for the basis alone; in the second the moments are of one gradient."""
-    pytest.importorskip("pytorch_optimizer")
+    pytest.importorskip("pytorch_optimizer", reason="soap is optional: pip install pytorch-optimizer")
     config = replace(TRAIN, name="soap", beta1=0.9, beta2=0.95, weight_decay=0.0)
     model, optimizer, (first, second) = trained(config, 2)
     start = dict(born(PLAIN, 0).named_parameters())
@@ -492,7 +492,7 @@ def test_soap_steps_matrices_in_the_eigenbasis_of_their_gradients_and_adamw_the_
 def test_matrices_apart_are_one_optimizer_to_a_checkpoint(name):
     """Saved after two steps, loaded into another: the third step is the same to the bit, and shares one state."""
     if name == "soap":
-        pytest.importorskip("pytorch_optimizer")
+        pytest.importorskip("pytorch_optimizer", reason="soap is optional: pip install pytorch-optimizer")
     config = replace(TRAIN, name=name)
     model, optimizer, _ = trained(config, 2)
     twin = born(PLAIN, 0)
@@ -511,7 +511,7 @@ def test_matrices_apart_are_one_optimizer_to_a_checkpoint(name):
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_a_plan_counts_the_state_that_an_optimizer_keeps(name):
     if name == "soap":
-        pytest.importorskip("pytorch_optimizer")
+        pytest.importorskip("pytorch_optimizer", reason="soap is optional: pip install pytorch-optimizer")
     config = replace(TRAIN, name=name)
     model, optimizer, _ = trained(config, 3)
     roles = parameter_roles(model)
@@ -559,7 +559,7 @@ def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "bf16"])
 def test_a_skipped_step_moves_nothing_of_any_optimizer(name, wait, n_steps):
     if name == "soap":
-        pytest.importorskip("pytorch_optimizer")
+        pytest.importorskip("pytorch_optimizer", reason="soap is optional: pip install pytorch-optimizer")
     model, optimizer, _ = trained(NARROW if name == "bf16" else replace(TRAIN, name=name), n_steps)
     before = leaves(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
     for parameter in model.parameters():

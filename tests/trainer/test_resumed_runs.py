@@ -21,7 +21,7 @@ from birthmark.trainer.run import pretrain
 def test_every_optimizer_goes_on_bit_for_bit(name, tiny, tmp_path):
     """AdamW does so in tests/trainer/test_arms.py."""
     if name == "soap":
-        pytest.importorskip("pytorch_optimizer")
+        pytest.importorskip("pytorch_optimizer", reason="soap is optional: pip install pytorch-optimizer")
     of_name = {"optim.state_dtype": "bf16", "optim.clip_in_step": True} if " " in name else {"optim.name": name}
     fields = {**of_name, "trainer.max_steps": 4, "trainer.checkpoint_every": 2, "snapshot.enabled": False}
     whole = run(tiny(fields), tmp_path / "whole")
