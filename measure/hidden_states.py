@@ -26,6 +26,7 @@ from ..models.birth import digest_of
 from ..models.by_block import DecoderByBlock
 from ..models.config import ModelConfig, dotted
 from ..models.decoder import Decoder
+from ..models.normals import standard_normals
 from .hf import HFConfig, HFModel
 from .measurement import evaluation_mode
 from .passes import batches_of, kept_states
@@ -72,8 +73,8 @@ class FingerprintProbe:
 
         def draw(row: int) -> np.ndarray:
             key = int.from_bytes(stream_key("probe", "embedding", self.probe_seed, row)[:16], "little")
-            normals = np.random.Generator(np.random.Philox(key=key)).standard_normal
-            return normals((self.seq_len, width), dtype=np.float32)
+            generator = np.random.Generator(np.random.Philox(key=key))
+            return standard_normals(generator, self.seq_len * width).reshape(self.seq_len, width)
 
         return np.float32(self.mean) + np.float32(self.sd) * np.stack([draw(row) for row in range(first, last)])
 

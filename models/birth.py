@@ -22,6 +22,7 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .exchange.weight_files import SHARD_BYTES, shard_file_names, split_into_shards, write_index
 from .init import Distribution, birth_plan, keyed_generator
+from .normals import standard_normals
 from .tensor_shards import full_shape, full_tensor, shard_of
 
 # ---------------------------------------------------------------- birth
@@ -41,7 +42,7 @@ BLOCK = 1 << 16
 def _block_normals(init_seed: int, name: str, block: int, n: int, again: int = 0) -> np.ndarray:
     """Draw the first ``n`` standard normals of a block, or of its ``again``-th further stream, float32."""
     stream = (again,) if again else ()
-    return keyed_generator(init_seed, name, block, *stream).standard_normal(n, dtype=np.float32)
+    return standard_normals(keyed_generator(init_seed, name, block, *stream), n)
 
 
 def draw(
