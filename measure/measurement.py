@@ -76,9 +76,18 @@ __all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evalu
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluate without a trace: no gradients, no autocast, every module's mode restored, and gathered weights freed."""
+    """Evaluate without a trace: no gradients, no autocast, every module's mode restored, and gathered weights freed.
+
+    Raises:
+        UsageError: the model's device has no float64.
+    """
     device = model.device
     assert isinstance(device, torch.device)
+    if device.type == "mps":
+        raise UsageError(
+            "the model is on mps, which has no float64 to add statistics in: move it to the CPU "
+            '(Lightning: accelerator="cpu", TrainingArguments: use_cpu=True)'
+        )
     try:
         with evaluating(model), torch.no_grad(), torch.autocast(device.type, enabled=False):
             yield

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from birthmark.data.probes import random_probe
-from birthmark.errors import RunError
+from birthmark.errors import RunError, UsageError
 from birthmark.measure.builtin_metrics import ObservedLock, ObservedStates
-from birthmark.measure.measurement import BirthReference, birth_reference, measure
+from birthmark.measure.measurement import BirthReference, birth_reference, evaluation_mode, measure
 from birthmark.measure.observed_metrics import AttentionView, SelfObserving
 from birthmark.measure.passes import FiniteWatch, MetricObserver, sequences_of_pass
 from birthmark.metrics.activation_sums import ActivationSums
@@ -444,3 +444,11 @@ def test_a_measurement_leaves_no_metric_behind():
         assert alive() == before
     finally:
         gc.enable()
+
+
+def test_a_device_without_float64_is_refused():
+    with (
+        pytest.raises(UsageError, match=r'mps, which has no float64 .* accelerator="cpu"'),
+        evaluation_mode(SimpleNamespace(device=torch.device("mps"))),
+    ):
+        pytest.fail("it was evaluated")
