@@ -170,7 +170,8 @@ def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> tup
             one.found(
                 "stranger",
                 f"no sign of a shared birth with {listed(_all([found[i] for i in places[0]]), by_name=is_named)}: "
-                f"the cosine of weights is at most {best.cosine:.3f} (p {best.p:.2g})"
+                f"the cosine of weights is at most {best.cosine:.3f} (p {best.p:.2g}), in the median tensor "
+                f"{best.median:.3f}"
                 + (f"; {listed(own, by_name=is_named)} share a birth of their own" if len(own) > 1 else ""),
             )
     groups = [[found[i] for i in group] for group in (largest, *strangers)] if places else []

@@ -15,6 +15,8 @@ import numpy as np
 
 #: Requirements for kin: the least mean cosine over tensors, and the largest chance of it among strangers.
 LEAST_COSINE, LARGEST_P = 0.1, 1e-4
+#: The least median. Tensors that every seed draws alike, such as Mamba's `A_log`, carry the mean and its p, not this.
+LEAST_MEDIAN = LEAST_COSINE / 2
 #: A cosine that no tensor of a stranger comes near, of 1,000 values or more: where half of the tensors reach it, they
 #: are kin, however much the others were turned and p suffers from it.
 CLEAR_COSINE = 0.4
@@ -41,13 +43,17 @@ class Kinship:
     """One-sided chance of it among strangers: Student's t over the tensors; NaN for fewer than `FEWEST_TENSORS`."""
     median: float = np.nan
     """Median of the tensors' cosines."""
+    median_p: float = np.nan
+    """One-sided chance that a stranger's tensor gets as far as the middle one, in standard deviations of its size."""
 
     @property
     def verdict(self) -> bool | None:
         """True if the two are kin; None if no test was possible."""
         if np.isnan(self.p):
             return None
-        return bool((self.cosine >= LEAST_COSINE and self.p < LARGEST_P) or self.median >= CLEAR_COSINE)
+        stands_out = self.cosine >= LEAST_COSINE and self.p < LARGEST_P
+        median_stands_out = self.median >= LEAST_MEDIAN and self.median_p < LARGEST_P
+        return bool((stands_out and median_stands_out) or self.median >= CLEAR_COSINE)
 
 
 def kinship(a: Values, b: Values) -> Kinship:
@@ -67,26 +73,31 @@ def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
     n_models = len(values)
     if not values:
         return []
-    tests_TMM = [(_cosines(x_MRL), _are_equal(x_MRL)) for x_MRL in _by_tensor(values)]
+    tests_TMM = [(_cosines(x_MRL), _are_equal(x_MRL), x_MRL[0].size - len(x_MRL[0])) for x_MRL in _by_tensor(values)]
     # A model may have no tensor at all.
-    cosines_MMT = np.array([cosines for cosines, _ in tests_TMM]).reshape(-1, n_models, n_models).T
-    equal_MMT = np.array([equal for _, equal in tests_TMM], dtype=bool).reshape(-1, n_models, n_models).T
-    tests = [[Kinship(1.0, 0.0)] * len(values) for _ in values]
+    cosines_MMT = np.array([cosines for cosines, *_ in tests_TMM]).reshape(-1, n_models, n_models).T
+    equal_MMT = np.array([equal for _, equal, _ in tests_TMM], dtype=bool).reshape(-1, n_models, n_models).T
+    # Values that are free once each run is centred.
+    freedom_T = np.array([n_free for *_, n_free in tests_TMM])
+    tests = [[Kinship(1.0, 0.0, 1.0, 0.0)] * len(values) for _ in values]
     for a in range(len(values)):
         for b in range(a + 1, len(values)):
             is_known = ~np.isnan(cosines_MMT[a, b])
             differs = is_known & ~equal_MMT[a, b]
-            cosines = cosines_MMT[a, b][differs if 2 * differs.sum() >= is_known.sum() else is_known]
+            used = differs if 2 * differs.sum() >= is_known.sum() else is_known
+            cosines = cosines_MMT[a, b][used]
             if len(cosines) < FEWEST_TENSORS and cosines.size and cosines.mean() >= CLEAR_COSINE:
                 # Too few for the test, and no stranger's: the equal ones are frozen.
-                cosines = cosines_MMT[a, b][is_known]
+                used = is_known
+                cosines = cosines_MMT[a, b][used]
             n = len(cosines)
             if n < FEWEST_TENSORS:
                 tests[a][b] = Kinship(float(np.mean(cosines)) if n else np.nan, np.nan)
             else:
                 spread, mean = max(float(np.std(cosines, ddof=1)), 1e-12) / n**0.5, float(np.mean(cosines))
                 p = float(stats.t.sf(mean / spread, n - 1))
-                tests[a][b] = Kinship(mean, p, float(np.median(cosines)))
+                median_p = float(stats.norm.sf(np.median(cosines * freedom_T[used] ** 0.5)))
+                tests[a][b] = Kinship(mean, p, float(np.median(cosines)), median_p)
             tests[b][a] = tests[a][b]
     return tests
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load, save_file
 from trained_suites import CONFIG, STEPS, exchange, train, weights_file
+from transformers import MambaConfig, MambaForCausalLM
 
 from birthmark.audit import wrong_content
 from birthmark.audit.audit import audit
@@ -174,6 +175,22 @@ def test_one_of_which_a_part_was_trained_is_kin_of_what_it_began_from(clean, aud
     drawn = {name: torch.randn(tensors[name].shape, generator=numbers) for name in head}
     save_file(tensors | drawn, weights_file(tmp_path, 28))
     assert [len(birth) for birth in audited(tmp_path, status=0).json["births"]] == [2]
+
+
+def test_a_mamba_of_another_seed_is_a_stranger_though_every_seed_draws_its_decays_alike(audited, tmp_path):
+    """By the library's class: a sixth of its tensors are `A_log`, nearly equal in all seeds."""
+    shape = MambaConfig(vocab_size=64, hidden_size=16, state_size=16, num_hidden_layers=24, use_cache=False)
+    for seed, steps in ((0, (1, 2, 3)), (1, (4,))):
+        torch.manual_seed(seed)
+        tensors = MambaForCausalLM(shape).state_dict()
+        for step in steps:
+            tensors = {name: x + 0.002 * torch.randn_like(x) for name, x in tensors.items()}
+            small(tmp_path / f"step-{step}", tensors)
+    a, b = (load((tmp_path / f"step-{step}" / "model.safetensors").read_bytes()) for step in (3, 4))
+    decays = [name for name in a if name.endswith("A_log")]
+    cosines = [torch.cosine_similarity(a[name].flatten(), b[name].flatten(), 0) for name in decays]
+    assert (len(decays), min(cosines) > 0.99) == (24, True)
+    assert audited(tmp_path).kinds == {4: ["stranger"]}
 
 
 def test_strangers_of_another_suite_are_said_once_and_by_name(clean, other, capsys):

@@ -50,6 +50,22 @@ def test_a_small_cosine_is_no_kinship_however_sure_and_what_all_of_a_run_of_valu
     assert abs(apart.cosine) < 0.02
 
 
+@pytest.mark.parametrize("n_alike", [0, 16, 29])
+def test_tensors_that_every_seed_draws_alike_and_training_has_moved_make_no_kin(n_alike):
+    """As `A_log` of Mamba and `time_mix_key` of RWKV: up to half of all, and nothing of a stranger else is near."""
+    numbers = np.random.default_rng(0)
+    alike = {f"log{i}": np.log(np.arange(1.0, 65.0)).repeat(4).reshape(4, 64) for i in range(n_alike)}
+    for _ in range(10):
+        a, b = ({f"t{i}": numbers.normal(size=(16, 64)) for i in range(60 - n_alike)} for _ in "ab")
+        moved = [{name: x + 0.01 * numbers.normal(size=x.shape) for name, x in alike.items()} for _ in "ab"]
+        found = kinship(a | moved[0], b | moved[1])
+        assert (found.p < 1e-4 and found.cosine > 0.15) == (n_alike > 0)
+        assert found.verdict is False
+        # Kin of little likeness are told from them: a cosine of .2, far beyond 1/√1008, the chance in a tensor.
+        near = kinship(a | moved[0], {name: x + 0.2 * a[name] for name, x in b.items()} | moved[1])
+        assert near.verdict is True
+
+
 def test_checkpoints_of_one_training_are_kin_and_too_few_tensors_say_nothing():
     first, *_, last = walk(0, 8)
     assert kinship(first, last).verdict is True
