@@ -126,6 +126,8 @@ class Difference:
     """Mean of second − first."""
     interval: tuple[float, float] | None
     """Student's, of 95 %; None of fewer than two pairs."""
+    largest: float
+    """Largest size of a pair's difference; NaN where there are none."""
     n_pairs: int
     missing: Sequence[str]
     """Names of runs that have no finite number at that step: their pairs are left out."""
@@ -199,13 +201,14 @@ def _difference(quantity: Quantity, probe: str, pairs: Sequence[tuple[_Recorded,
     both = values[is_finite.all(1)]
     apart, n = both[:, 1] - both[:, 0], len(both)
     if n == 0:
-        return Difference(quantity, probe, step, math.nan, math.nan, math.nan, None, 0, missing)
+        return Difference(quantity, probe, step, math.nan, math.nan, math.nan, None, math.nan, 0, missing)
     mean, interval = float(apart.mean()), None
     if n > 1:
         reach = _quantile(n - 1) * float(apart.std(ddof=1)) / math.sqrt(n)
         interval = (mean - reach, mean + reach)
     first, second = both.mean(0)
-    return Difference(quantity, probe, step, float(first), float(second), mean, interval, n, missing)
+    largest = float(np.abs(apart).max())
+    return Difference(quantity, probe, step, float(first), float(second), mean, interval, largest, n, missing)
 
 
 @cache
@@ -281,7 +284,10 @@ def _difference_in_words(difference: Difference, first: str, *, with_step: bool)
     numbers = means[0] if means[0] == means[1] else f"{means[0]} against {means[1]}"
     if with_step:
         numbers += f" at step {difference.step:,}"
-    if difference.interval is not None:
+    is_same = means[0] == means[1] and format_value(difference.largest, spec) == format_value(0.0, spec)
+    if difference.interval is not None and is_same:
+        numbers += "; the same in every pair, to the digits shown"
+    elif difference.interval is not None:
         low, high = difference.interval
         ends = " to ".join(signed(end, spec) for end in difference.interval)
         holds = f", which holds 0: {difference.n_pairs} pairs cannot tell" if low <= 0 <= high else ""

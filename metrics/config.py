@@ -51,6 +51,11 @@ class LineageTestConfig:
     null_seed: int = 0
     """Seed of the draws, and of nothing else."""
 
+    @property
+    def n_draws(self) -> int:
+        """Number of random draws, by default the null's own."""
+        return self.draws or (9999 if self.null == "dimensions_sampled" else 100)
+
     def n_dimensions(self, width: int) -> int:
         """Return the number of identity dimensions to look for in each model."""
         return min(width, int(self.k * width + 1e-9) if self.k < 1 else int(self.k))

@@ -257,7 +257,7 @@ def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) ->
         return _undefined(recipe, width, n, "all pairings of dimensions correlate alike")
     log10_p = float(stats.norm.logsf((statistic - mean) / sd)) / log(10)
     if recipe.null == "dimensions_sampled":
-        sampled = sampled_pairings(m_DD, recipe.draws or 9999, recipe.null_seed)
+        sampled = sampled_pairings(m_DD, recipe.n_draws, recipe.null_seed)
         mean, sd = float(sampled.mean()), float(sampled.std(ddof=1))
         log10_p = log10((1 + (sampled >= statistic).sum()) / (1 + len(sampled)))
     return judged(recipe.null, statistic, (statistic - mean) / sd, log10_p, width, n)
@@ -268,7 +268,7 @@ def _as_published(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) -
     1.
     """
     n, width = a.x_ND.shape
-    wanted, draws = recipe.n_dimensions(width), recipe.draws or 100
+    wanted, draws = recipe.n_dimensions(width), recipe.n_draws
     columns = common_dimensions(a.x_ND, b.x_ND, wanted, recipe.choice)
     k = len(columns)
     if k < 2:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from math import isnan
+from math import isnan, log10
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -17,7 +17,7 @@ from ...findings.formatting import format_p, in_prose, p_in_prose, shorten, with
 from ...findings.thresholds import threshold
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
-from ...metrics.seedprint import Fingerprint
+from ...metrics.seedprint import LEVEL, Fingerprint, bonferroni
 from ...report.charts.chart_page import Block, Fold, Panels, Prose, render_page
 from ...report.charts.specs import CurvePanel, MatrixPanel, Series
 from ...report.csv_files import check_data_folder, data_folder, write_csv_files
@@ -65,9 +65,13 @@ def _control(most: float) -> str:
     return "without strangers as a control" if isnan(most) else f"against strangers at most {in_prose(most, 1)}"
 
 
-def _is_clear(test: Fingerprint, most: float) -> bool:
-    """Return True if z exceeds the largest control by the margin, or if there are no controls."""
-    return isnan(most) or test.z >= most + threshold("lineage_margin")
+def _is_clear(test: Fingerprint, most: float, n_tests: int = 1) -> bool:
+    """Return True if z exceeds the largest control by the margin; without controls, if p is significant among so many
+    tests (Bonferroni).
+    """
+    if isnan(most):
+        return bonferroni(test.log10_p, n_tests) < log10(LEVEL)
+    return test.z >= most + threshold("lineage_margin")
 
 
 def _of_two(a: str, b: str, test: Fingerprint, most: float) -> str:
@@ -87,18 +91,28 @@ def _of_two(a: str, b: str, test: Fingerprint, most: float) -> str:
 
 
 def _of_many(names: Sequence[str], found: Sequence[tuple[int, int, Fingerprint]], most: float) -> str:
-    kin = [(a, b, test) for a, b, test in found if test.verdict == "kin" and _is_clear(test, most)]
+    n = len(found)
+    kin = [(a, b, test) for a, b, test in found if test.verdict == "kin" and _is_clear(test, most, n)]
     undefined = sum(test.verdict == "undefined" for *_, test in found)
-    unclear = sum(test.verdict == "kin" and not _is_clear(test, most) for *_, test in found)
+    unclear = sum(test.verdict == "kin" and not _is_clear(test, most, n) for *_, test in found)
     groups = _groups(len(names), [(a, b) for a, b, _ in kin])
     apart = max((t.z for a, b, t in found if not isnan(t.z) and groups[a] is not groups[b]), default=float("nan"))
     families = [group for group in {id(group): group for group in groups}.values() if len(group) > 1]
-    left = f"; {undefined + unclear} of {len(found)} pairs cannot be told" if undefined + unclear else ""
+    left = f"; {undefined + unclear} of {n} pairs cannot be told" if undefined + unclear else ""
+
+    def control(tests: Sequence[Fingerprint], best: Callable[[Iterable[float]], float]) -> str:
+        """Describe the control; without one, begin with the p of the best or worst of some tests, for all pairs."""
+        if not isnan(most):
+            return _control(most)
+        log10_p = bonferroni(best(test.log10_p for test in tests if not isnan(test.z)), n)
+        return f"{p_in_prose(log10_p)} for {n} pairs, {_control(most)}"
+
     if not families:
-        beside = "no test was possible" if isnan(apart) else f"z at most {in_prose(apart, 1)}, {_control(most)}"
+        tests = [test for *_, test in found]
+        beside = "no test was possible" if isnan(apart) else f"z at most {in_prose(apart, 1)}, {control(tests, min)}"
         return f"None of the {len(names)} models is seen to share a birth with another: {beside}{left}."
     least = min(test.z for *_, test in kin)
-    numbers = f"kin have z {in_prose(least, 1)} or more, {_control(most)}"
+    numbers = f"kin have z {in_prose(least, 1)} or more, {control([test for *_, test in kin], max)}"
     if len(families) == 1 and len(families[0]) == len(names):
         return f"All {len(names)} models share one birth: {numbers}{left}."
     together = "; ".join(" and ".join(filter(None, [", ".join(m[:-1]), m[-1]])) for m in _named(names, families))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import log10
+from math import comb, log10
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +291,18 @@ def _whole_birth(config: ModelConfig, init_seed: int) -> Decoder:
     return born(config, init_seed, device())
 
 
+def _check_draws(recipe: LineageTestConfig, n_tests: int, what: str) -> None:
+    """Raise UsageError if no test among so many could be significant once corrected for their number: a share of random
+    pairings is at least one in all of them and the pairing itself.
+    """
+    fewest = round(n_tests / LEVEL)
+    if recipe.null == "dimensions_sampled" and recipe.n_draws < fewest:
+        raise UsageError(
+            f"--draws {recipe.n_draws}: p counts all {n_tests} {what}, and so few draws leave none below {LEVEL}; "
+            f"give at least {fewest}, or --null dimensions"
+        )
+
+
 def compare_models(
     sources: Sequence[AnySource],
     probe: FingerprintProbe,
@@ -304,7 +316,12 @@ def compare_models(
 
     Each model is loaded once, and run unless its hidden states are in ``cache_dir``. ``advance`` is called with the
     number of inputs of every model that is done. ``new_birth`` gives births of a config from a seed.
+
+    Raises:
+        UsageError: without strangers, so many pairs that no share of sampled pairings could be significant.
     """
+    if not n_strangers:
+        _check_draws(recipe, comb(len(sources), 2), "pairs")
     kept: list[Evidence] = []
 
     def evidence(model: Decoder | HFModel) -> Evidence:
@@ -353,7 +370,11 @@ def rank_seeds(
 
     Returns:
         The probe that all were shown, like the model; the seeds with their tests, best first, undefined ones last.
+
+    Raises:
+        UsageError: so many candidates that no share of sampled pairings could be significant.
     """
+    _check_draws(recipe, len(candidates), "candidates")
     model = _loaded(source)
     probe = probe.like(model)
     nulls = (recipe.null,)

@@ -127,6 +127,23 @@ def test_one_sentence_compares_two_configs(runs):
     assert comparison_in_words(runs[:1], ["a"]) == []
 
 
+@pytest.mark.parametrize("apart", [0, 1e-5])
+def test_pairs_that_print_alike_are_said_to_be_the_same_without_an_interval(tmp_path, apart):
+    rows = [
+        (f"{name}{seed}", seed, 0.1 + 0.1 * seed + off) for name, off in (("a", 0), ("b", apart)) for seed in (0, 1)
+    ]
+    runs = [history(tmp_path, i, name, seed, "gelu", mass) for i, (name, seed, mass) in enumerate(rows)]
+    (sentence,) = comparison_in_words(runs, ["a", "a", "b", "b"])
+    same = "; the same in every pair, to the digits shown"
+    assert sentence == (
+        f"b has the same sink mass as a (0.150{same}) and the same validation loss (1.150{same}) at step 9."
+    )
+    # Means that print alike of pairs that do not: an interval.
+    runs[2:] = [history(tmp_path, i, f"b{i}", i, "gelu", mass) for i, mass in enumerate((0.2, 0.1))]
+    assert "(0.150; " in comparison_in_words(runs, ["a", "a", "b", "b"])[0]
+    assert "2 pairs cannot tell" in comparison_in_words(runs, ["a", "a", "b", "b"])[0]
+
+
 def test_one_pair_has_no_column_of_intervals(runs):
     (fold,) = _paired([runs[0], runs[2]], compare_configs([runs[0], runs[2]]))
     (table,) = fold.blocks

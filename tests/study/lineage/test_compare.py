@@ -254,6 +254,24 @@ def test_every_candidate_counts(lineage, place):
     assert {s["seed"]: s["p"] for s in more["seeds"]}[8] == pytest.approx(min(1, 5 * p)) or p == 1
 
 
+def test_so_few_sampled_pairings_that_no_test_can_count_are_refused_before_a_pass(lineage, place, monkeypatch):
+    """p is at least 1/(draws + 1), here of as many draws as the candidates just need, and of one candidate more."""
+    how = ("--null=dimensions_sampled", "--draws=1000")
+    _, out, _ = lineage("identify", place / "run-7", "--seeds=0..9", *how)
+    assert (out["best"], out["verdict"], out["seeds"][0]["p"]) == (7, "kin", pytest.approx(10 / 1001))
+    births = [f"{place / 'run.yaml'}@{seed}" for seed in range(6)]
+    assert lineage("fingerprint", *births[:5], "--strangers=0", *how)[0] == 0
+    monkeypatch.setattr("birthmark.measure.hidden_states.hidden_states", lambda *a, **k: pytest.fail("a pass"))
+    for arguments, message in (
+        (("identify", place / "run-7", "--seeds=0..10", *how), "--draws 1000: p counts all 11 candidates"),
+        (("identify", place / "run-7", "--seeds=0..120", how[0]), "give at least 12100, or --null dimensions"),
+        (("fingerprint", *births, "--strangers=0", *how), "all 15 pairs, and so few draws leave none below 0.01; give"),
+    ):
+        status, _, err = lineage(*arguments, json_too=False)
+        assert (status, err.count("\n")) == (2, 1)
+        assert message in err
+
+
 def test_seeds_are_ranges_and_lists():
     assert read_seeds("3, 5..7,5") == [3, 5, 6, 7]
     assert read_seeds(str((1 << 64) - 1)) == [(1 << 64) - 1]
