@@ -36,8 +36,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "learned_triggers": Threshold(
         0.1,
         "Share of the loss on triggers at birth up to which an arm counts as having learned the backcopy task.",
-        "chosen: arms that learn it end at .001 to .012 of it, those that do not at .2 and more "
-        "(docs/results/sinks.md)",
+        "chosen: with one block, arms that learn it end at .001 to .013 of it after 2000 steps, those that do not at "
+        ".20 to .64 (docs/results/sinks.md); shorter runs and two blocks fall between",
     ),
     "contraction": Threshold(
         0.05,
