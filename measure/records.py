@@ -8,6 +8,7 @@ import re
 from array import array as numbers
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Annotated, Any, BinaryIO, NotRequired
 
 import numpy as np
 from annotated_types import Interval
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from safetensors.numpy import save_file
 from typing_extensions import TypedDict
 
@@ -304,6 +305,25 @@ class RunDir:
     def wandb(self) -> Path:
         """File that names the run's W&B run, if it has one."""
         return self.path / "wandb.json"
+
+    @property
+    def lock(self) -> Path:
+        """File that the process which writes the run holds locked."""
+        return self.path / ".lock"
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the run's lock, so that no two processes write one run; UsageError if another process holds it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.lock)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(f"{self.path}: another process is writing this run; give another --run_dir") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after ``step`` optimizer steps."""

@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ..data.config import HOW_READ
 from ..data.prepare import PreparedData
 from ..errors import RunError, UsageError
@@ -47,8 +45,6 @@ _FIXED = (
 #: corpus's content.
 _FREE = (*(f"data.{name}" for name in HOW_READ), "data.epochs")
 
-_LOCK = ".lock"
-
 
 def check_resumable(config: RunConfig, run: RunDir) -> None:
     """Raise UsageError, naming the fields, if ``config`` differs from the run's own in fields that must stay, or ends
@@ -70,24 +66,9 @@ def check_unused(run: RunDir) -> None:
         return
     before_birth = [run.config.name, run.tokenizer.name]
     halves = tuple(f".{name}." for name in (*before_birth, run.birth.name))
-    left = {_LOCK, *(before_birth if run.config.is_file() and is_sealed(run.config) else ())}
+    left = {run.lock.name, *(before_birth if run.config.is_file() and is_sealed(run.config) else ())}
     if any(file.name not in left and not file.name.startswith(halves) for file in run.path.iterdir()):
         raise UsageError(f"--run_dir {run.path}: already in use; give another, or go on with --resume {run.path}")
-
-
-@contextmanager
-def _claim(run: RunDir) -> Iterator[None]:
-    """Hold the run's lock, so that no two processes write one run."""
-    run.path.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run.path / _LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(f"{run.path}: another process is writing this run; give another --run_dir") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, data: PreparedData) -> dict[str, Any]:
@@ -204,7 +185,7 @@ def begin_run(
         UsageError: another process writes the run; the folder is in use; or a checkpoint cannot be loaded to a drive.
         RunError: with ``resume``, model or corpus differ from those that the run began with.
     """
-    with _claim(run):
+    with run.claimed():
         if not resume:
             check_unused(run)
         run.remove_leftovers()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -80,27 +81,36 @@ def fetch_run(url: str, into: Path | None = None) -> Path | None:
 
     Args:
         url: folder of the run in the store.
-        into: see :func:`run_here`.
+        into: folder in which the run goes on; as long as it is as far as the store, its files stay. By default a folder
+            of the cache, which becomes what the store is.
+
+    Raises:
+        UsageError: another process is writing the run in ``into``.
     """
     store = Store(url, SILENCE_S, "run", "")
     found = store.listed()
     if not {"config.yaml", "birth.json"} <= found.keys():
         return None
     url = store.url
+    goes_on = into is not None
     if into is None:
         cache = user_path(DataConfig.cache_dir)
         into = cache / f"run-{fingerprint(url=url)[:16]}" / (url.rstrip("/").rpartition("/")[2] or "run")
     make_folder(into.parent)
     with FileLock(into.parent / f".{into.name}.fetching"):
         _check_same_run(store, into)
-        _copy_small(store, found, into)
-        _make_folders(store, found, into)
+        origins = _origins(store, found)
+        with RunDir(into).claimed() if goes_on else nullcontext():
+            _delete_abandoned(origins, into)
+            is_behind = max(RunDir(into).checkpoints_by_step(), default=0) < max(origins, default=0)
+            _copy_small(store, found, into, keep=goes_on and not is_behind)
+            _make_folders(origins, into)
     return into
 
 
 def _check_same_run(store: Store, into: Path) -> None:
     run = RunDir(into)
-    if not into.exists() or not any(into.iterdir()):
+    if not into.exists() or all(file == run.lock for file in into.iterdir()):
         return
     birth = parse_json((store.read(run.birth.name) or b"null").decode())
     if not run.birth.is_file() or run.read_birth().get("run_id") != birth.get("run_id"):
@@ -111,27 +121,26 @@ def _is_small(key: str) -> bool:
     return not key.startswith("checkpoints/") and not any(part.startswith(".") for part in key.split("/"))
 
 
-def _copy_small(store: Store, found: Mapping[str, Found], into: Path) -> None:
-    """Copy files that are new in the store."""
+def _copy_small(store: Store, found: Mapping[str, Found], into: Path, *, keep: bool) -> None:
+    """Copy files that are new in the store, or with ``keep`` those alone that are missing here."""
     facts = {key: one.said for key, one in found.items() if _is_small(key)}
     noted = into / _FETCHED
     had = read_json(noted, dict[str, dict[str, str]], "delete it") if noted.is_file() else {}
     for key, now in facts.items():
         file = store.below(into, key, nested=True)
-        if had.get(key) != now or not file.is_file():
+        if (had.get(key) != now and not keep) or not file.is_file():
             with atomic_path(file) as new:
                 store.copy(found[key], new)
-    for key in had.keys() - facts.keys():
+            had[key] = now
+    for key in had.keys() - facts.keys() if not keep else ():
         store.below(into, key, nested=True).unlink(missing_ok=True)
-    write_json(noted, facts)
+        del had[key]
+    write_json(noted, had)
 
 
-def _make_folders(store: Store, found: Mapping[str, Found], into: Path) -> None:
-    """Make folders for the checkpoints that are whole in the store, and remove those of deleted and replaced ones.
-
-    A run that goes on from an earlier step replaces later ones. Checkpoints that a resumed run wrote itself stay.
-    """
-    run, by_step = RunDir(into), steps_in(found)
+def _origins(store: Store, found: Mapping[str, Found]) -> dict[int, _Origin]:
+    """Return the facts of the checkpoints that are whole in the store, by step."""
+    by_step = steps_in(found)
     whole = [step for step, keys in by_step.items() if checkpoint_key(step, STATE) in keys]
     # On a store without atomic writes the last index may be cut off by a kill. It is none then.
     while whole and _index(store, whole[-1]) is None:
@@ -140,14 +149,23 @@ def _make_folders(store: Store, found: Mapping[str, Found], into: Path) -> None:
         index = _index(store, whole[-1])
         assert index is not None
         _check_names(store, whole[-1], index, by_step[whole[-1]])
-    origins: dict[int, _Origin] = {
-        step: {"url": store.url, "index": found[checkpoint_key(step, STATE)].said} for step in whole
-    }
-    for step, folder in run.checkpoints_by_step().items():
+    return {step: {"url": store.url, "index": found[checkpoint_key(step, STATE)].said} for step in whole}
+
+
+def _delete_abandoned(origins: Mapping[int, _Origin], into: Path) -> None:
+    """Delete the folders of checkpoints that the store has no longer, or has replaced.
+
+    A run that goes on from an earlier step replaces later ones. Checkpoints that a resumed run wrote itself stay.
+    """
+    for step, folder in RunDir(into).checkpoints_by_step().items():
         if (folder / ORIGIN).is_file() and read_json(folder / ORIGIN, _Origin, _MEND) != origins.get(step):
             delete_folder(folder)
+
+
+def _make_folders(origins: Mapping[int, _Origin], into: Path) -> None:
+    """Make folders for the checkpoints that are whole in the store."""
     for step, origin in origins.items():
-        folder = run.checkpoint(step)
+        folder = RunDir(into).checkpoint(step)
         if not folder.exists():
             with atomic_path(folder) as new:
                 new.mkdir()

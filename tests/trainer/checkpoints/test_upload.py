@@ -20,6 +20,7 @@ import fsspec
 import pytest
 import safetensors.torch
 import torch
+from filelock import FileLock
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from quiet_runs import run, same_weights, weights
 
@@ -166,6 +167,46 @@ def test_a_run_that_starts_from_a_store_names_the_store(stored, memory, tiny, tm
         assert data.tokenizer == f"{bare}/tokenizer.json"
         assert localised(data).tokenizer.startswith(str(tmp_path))
         assert Path(localised(data).tokenizer).read_bytes() == text.getvalue()
+
+
+def contents(run):
+    return {file: file.read_bytes() for file in sorted(run.path.rglob("*")) if file.is_file() and file.name[0] != "."}
+
+
+@pytest.mark.parametrize("beyond", [(), (5,)], ids=["as far", "farther"])
+def test_a_run_that_is_as_far_as_its_store_keeps_what_it_logged(local, memory, beyond):
+    """It died before its last files were copied; a launcher starts it again with the same command."""
+    Uploader(local, URL).update()
+    with local.metrics.open("a") as log:
+        log.write('{"step": 9, "train/loss": 1.0}\n')
+    (local.snapshot(2) / "summary.json").write_text("{}")
+    local.config.write_text("name: renamed\n")
+    for step in beyond:
+        shutil.copytree(local.checkpoint(4), local.checkpoint(step))
+    before, lost = contents(local), local.snapshot(4) / "summary.json"
+    lost.unlink()
+    fetch_run(URL, local.path)
+    assert contents(local) == before
+    # Where the store has a later checkpoint, the log that belongs to it comes with it.
+    shutil.rmtree(local.checkpoint(4))
+    if not beyond:
+        fetch_run(URL, local.path)
+        assert local.metrics.read_bytes() == memory.cat_file("/bucket/runs/a/metrics.jsonl") != before[local.metrics]
+
+
+def test_a_second_start_changes_no_file_of_a_run_that_trains(local, tmp_path, python):
+    url = (tmp_path / "store").as_uri()
+    Uploader(local, url).update()
+    with local.metrics.open("a") as log:
+        log.write('{"step": 9, "train/loss": 1.0}\n')
+    shutil.rmtree(local.checkpoint(4))
+    before = contents(local)
+    command = [python, "-m", "birthmark.launch.cli", "pretrain", f"--resume={url}", f"--run_dir={local.path}"]
+    with FileLock(local.path / ".lock"):
+        second = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert contents(local) == before
+    assert (second.returncode, len(second.stderr.splitlines())) == (2, 1)
+    assert "another process is writing this run" in second.stderr
 
 
 # ---------------------------------------------------------------- kills
