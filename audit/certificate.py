@@ -191,8 +191,6 @@ def content_of(shapes: Shapes, weights: BlockWeights) -> Content:
 # ---------------------------------------------------------------- statements
 # Written from a run, read from a file that may be anybody's.
 
-#: In a run's folder, unless it is written elsewhere.
-CERTIFICATE = "certificate.json"
 _MEND = "take the certificate as it was published"
 #: Fields of ``data`` that say where something lies or how it is read, and change no sample.
 _PLACES = {"path", "val_path", "tokenizer", "decontaminate", *HOW_READ}

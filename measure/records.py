@@ -325,6 +325,11 @@ class RunDir:
         finally:
             lock.release()
 
+    @property
+    def certificate(self) -> Path:
+        """File of the certificate, without the secret that opens it."""
+        return self.path / "certificate.json"
+
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after ``step`` optimizer steps."""
         return self.path / "checkpoints" / f"step-{step:08d}"

@@ -22,7 +22,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Certify a run."""
-    from ...audit.certificate import CERTIFICATE, SECRET, state, write_statement
+    from ...audit.certificate import SECRET, state, write_statement
     from ...files import user_path
     from ...measure.records import RunDir
     from ...report.terminal import bar, print_json, print_written
@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
 
     named = whole_run(options.run, "a certificate lists all checkpoints of a run")
     found = RunDir.open(named.path)
-    out = found.path / CERTIFICATE if options.out is None else user_path(options.out)
+    out = found.certificate if options.out is None else user_path(options.out)
     if out.exists():
         raise UsageError(f"{out}: exists already; give --out another name, so that what was published stays")
     with bar("checkpoints", len(found.checkpoints()), quiet=options.json) as advance:

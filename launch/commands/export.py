@@ -275,7 +275,7 @@ def _card(
     gguf_file: str | None,
 ) -> str:
     """Write the model card; a line on standard error says where a record of the run cannot be read."""
-    from ...audit.certificate import CERTIFICATE, read_statement
+    from ...audit.certificate import read_statement
     from ...files import content_digest
     from ...models.birth import digest_of
     from ...models.exchange.gguf_file import is_read_by_transformers
@@ -291,7 +291,7 @@ def _card(
             facts = facts_of_run(run, source.step)
             if source.averaged:  # figures in the run's records are of the trained weights
                 facts = RunFacts(facts.birth)
-            if (file := run.path / CERTIFICATE).exists():
+            if (file := run.certificate).exists():
                 statement = read_statement(file)
                 certificate = {**statement, "sha256": content_digest(statement)}
         except RunError as error:  # the weights are what was asked for, and they are whole

@@ -29,7 +29,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Verify a checkpoint."""
-    from ...audit.certificate import CERTIFICATE, read_secret, salt_of
+    from ...audit.certificate import read_secret, salt_of
     from ...audit.certificate_check import Reveal, as_json, lines, verify
     from ...files import user_path
     from ...measure.records import RunDir
@@ -51,9 +51,9 @@ def run(options: Namespace) -> int:
         secret = read_secret(user_path(options.secret))
         reveal = Reveal(options.reveal, salt_of(secret["salt"], "--secret"), secret["data_order"])
     file = user_path(options.certificate)
-    if RunDir.is_run(file) and not (file / CERTIFICATE).exists():
+    if RunDir.is_run(file) and not RunDir(file).certificate.exists():
         raise UsageError(f"{file}: a run without a certificate; birthmark certify {file} writes it")
-    found = verify(file / CERTIFICATE if RunDir.is_run(file) else file, options.checkpoint, reveal)
+    found = verify(RunDir(file).certificate if RunDir.is_run(file) else file, options.checkpoint, reveal)
     if options.json:
         print_json(as_json(found))
     else:

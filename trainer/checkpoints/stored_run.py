@@ -118,7 +118,9 @@ def _check_same_run(store: Store, into: Path) -> None:
 
 
 def _is_small(key: str) -> bool:
-    return not key.startswith("checkpoints/") and not any(part.startswith(".") for part in key.split("/"))
+    # Earlier versions copied the secret of a certificate into stores.
+    kept_back = key.startswith("checkpoints/") or key.endswith(".secret.json")
+    return not kept_back and not any(part.startswith(".") for part in key.split("/"))
 
 
 def _copy_small(store: Store, found: Mapping[str, Found], into: Path, *, keep: bool) -> None:
@@ -126,6 +128,7 @@ def _copy_small(store: Store, found: Mapping[str, Found], into: Path, *, keep: b
     facts = {key: one.said for key, one in found.items() if _is_small(key)}
     noted = into / _FETCHED
     had = read_json(noted, dict[str, dict[str, str]], "delete it") if noted.is_file() else {}
+    had = {key: said for key, said in had.items() if _is_small(key)}
     for key, now in facts.items():
         file = store.below(into, key, nested=True)
         if (had.get(key) != now and not keep) or not file.is_file():

@@ -61,8 +61,9 @@ def small_files(run: RunDir) -> dict[str, Path]:
         run.not_measured,
         run.wandb,
         run.report,
+        run.certificate,
     )
-    files = [file for file in (*alone, *run.path.glob("certificate*.json")) if file.is_file()]
+    files = [file for file in alone if file.is_file()]
     files += [file for folder in run.snapshot_folders() for file in sorted(folder.rglob("*")) if file.is_file()]
     return {file.relative_to(run.path).as_posix(): file for file in files}
 

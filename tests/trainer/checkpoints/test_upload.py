@@ -209,6 +209,17 @@ def test_a_second_start_changes_no_file_of_a_run_that_trains(local, tmp_path, py
     assert "another process is writing this run" in second.stderr
 
 
+def test_the_secret_of_a_certificate_stays_where_it_is(local, memory, tmp_path):
+    assert main(["certify", str(local.path)]) == 0
+    Uploader(local, URL).update()
+    assert "/bucket/runs/a/certificate.json" in memory.store
+    assert not any("secret" in key for key in memory.store)
+    memory.pipe_file("/bucket/runs/a/certificate.secret.json", b"of an earlier version")
+    names = {file.name for file in fetch_run(URL, tmp_path / "copy").iterdir()}
+    assert "certificate.json" in names
+    assert "certificate.secret.json" not in names
+
+
 # ---------------------------------------------------------------- kills
 
 
