@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..files import user_path
 from ..measure.records import RunDir, metrics_by_step
 from ..models.config import dotted
+from ..report.terminal import RunConsole
 from ..trainer.by_name.name_grammar import whole_run
 from ..trainer.config import RunConfig
 from ..trainer.config_file import build_config, read_config
@@ -184,9 +185,9 @@ def pretrain(
         named, found = Path(config).stem, read_config(config, overrides)
     if run_dir is not None:
         found = dataclasses.replace(found, run_dir=str(run_dir))
-    _, outcome = run_training(
-        in_its_folder(found, named), resume=resume, console=Console(quiet=not progress), report=False
-    )
+    found = in_its_folder(found, named)
+    console = RunConsole(RunDir(Path(found.run_dir)).metrics, quiet=not progress)
+    _, outcome = run_training(found, resume=resume, console=console, report=False)
     return Run(outcome.run.path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,37 @@ def say(console: Console, text: str, *, title: str = "", style: str = "", wrappe
     if console.options.ascii_only:
         written.plain = in_ascii(written.plain)
     console.print(written, soft_wrap=not wrapped)
+
+
+class RunConsole(Console):
+    """Console of a run: when nobody can read it any more it says so once on standard error, and the run goes on."""
+
+    def __init__(self, log: Path, *, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet)
+        self.log = log
+
+    def on_broken_pipe(self) -> None:
+        """Leave the output, in place of the process."""
+        self._leave("nobody reads the output any more")
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:  # a full disk behind standard output, a terminal that is gone
+            self._leave(f"the output cannot be written any more ({error.strerror})")
+
+    def _leave(self, why: str) -> None:
+        """Write to nowhere from now on; so does all else that would be printed, and what is left at Python's end."""
+        self.quiet = True
+        del self._buffer[:]
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        try:
+            # Past rich, whose bar puts itself in the place of standard error.
+            os.write(2, os.fsencode(f"birthmark: {why}; the run goes on, its log is {self.log}\n"))
+        except OSError:  # it went the same way, and later lines must not end the run
+            os.dup2(nowhere, 2)
+        os.close(nowhere)
 
 
 def print_written(what: str, path: Path) -> None:

@@ -36,7 +36,7 @@ from ..models.adapters import base_digest
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence, kernels_of
 from ..models.birth import digest
 from ..models.decoder import Decoder
-from ..report.terminal import say
+from ..report.terminal import RunConsole, say
 from .checkpoints.folder_io import FolderCheckpointIO
 from .checkpoints.upload import Uploader
 from .config import RunConfig, TrainerConfig
@@ -357,7 +357,7 @@ def pretrain(
         allow_sockets(process, engine=STRATEGIES[config.trainer.strategy].engine)
     timeout = collective_timeout(config.trainer.timeout_s)
     with ExitStack() as last, ExitStack() as signals, join_process_group(process, device, timeout), ExitStack() as held:
-        console = (console or Console()) if rank() == 0 else Console(quiet=True)
+        console = (console or RunConsole(run.metrics)) if rank() == 0 else Console(quiet=True)
         # Asked here so that a mistake ends the run at once, and again in begin_run, which holds the run's lock.
         from_rank_zero(lambda: check_resumable(config, run) if resume else check_unused(run))
         tell = partial(say, console)

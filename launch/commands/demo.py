@@ -53,16 +53,15 @@ def run(options: Namespace) -> int:
     print(_BEFORE.format(steps=config.trainer.max_steps, folder=folder), flush=True)
 
     import torch
-    from rich.console import Console
 
     from ...api.run import run_training
     from ...callbacks.stop import stopped_already
-    from ...report.terminal import say
+    from ...report.terminal import RunConsole, say
     from .pretrain import show_end
 
     # Tensors this small gain nothing from a second thread, which waits for the first where others use the cores too.
     torch.set_num_threads(1)
-    console = Console()
+    console = RunConsole(RunDir(folder).metrics)
     config, outcome = run_training(config, resume=False, console=console, report=True)
     with stopped_already() if outcome.stopped_by else nullcontext():
         show_end(config, RunDir(folder), outcome, console)

@@ -96,16 +96,16 @@ def train(config: RunConfig, resumed: str | None, name: str) -> int:
         resumed: the run to continue; None for a new one, or one that a launcher has started again.
         name: name of the run, if its config has none.
     """
-    from rich.console import Console
-
     from ...api.run import in_its_folder, run_training
     from ...callbacks.stop import stopped_already
+    from ...report.terminal import RunConsole
     from ...trainer.processes.launched_process import launched_process
 
     if resumed is not None:
         config = dataclasses.replace(config, run_dir=str(RunDir(Path(resumed)).path))
     config = in_its_folder(config, name)
-    run_dir, console = RunDir(Path(config.run_dir)), Console()
+    run_dir = RunDir(Path(config.run_dir))
+    console = RunConsole(run_dir.metrics)
     where = launched_process()
     resume = resumed is not None or (RunDir.is_run(run_dir.path) and _is_repeated(config, run_dir))
     config, outcome = run_training(config, resume=resume, console=console, report=True)

@@ -1,4 +1,4 @@
-"""Signals, and two that would write one run."""
+"""Signals, two that would write one run, and readers of the output that leave."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 import yaml
 from filelock import FileLock
-from quiet_runs import logged, run, same_weights
+from quiet_runs import config_file, logged, run, same_weights
 from rich.console import Console
 
 from birthmark.callbacks.stop import StopOnSignal
@@ -27,6 +27,26 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, python):
         second = subprocess.run(command, check=False, capture_output=True, text=True)
     assert second.returncode == 2
     assert "another process is writing this run" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("| head -n 1", "nobody reads the output any more"),
+        ("> /dev/full", "the output cannot be written any more (No space left on device)"),
+        ("2>&1 | head -n 1", ""),
+    ],
+)
+def test_a_run_outlives_the_reader_of_its_output(tiny, tmp_path, python, output, reason):
+    config_file(tmp_path / "config.yaml", tiny())
+    command = f"{python} -m birthmark.launch.cli pretrain config.yaml --run_dir run {output}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    said = f"birthmark: {reason}; the run goes on, its log is run/metrics.jsonl\n" if reason else ""
+    assert (done.returncode, done.stderr) == (0, said)
+    whole = RunDir(tmp_path / "run")
+    assert (max(whole.checkpoints_by_step()), list(logged(whole, "train/loss"))) == (6, [1, 2, 3, 4, 5, 6])
+    assert whole.report.is_file()
+    assert whole.metrics_csv.is_file()
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
