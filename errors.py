@@ -11,3 +11,6 @@ class RunError(Exception):
 
 USAGE_STATUS = 2
 """Exit status of the command after a UsageError; torchrun as our launch files start it then starts nothing again."""
+
+INTERRUPTED_STATUS = 130
+"""Exit status of the command after Ctrl-C, as shells have it."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
 
 from ..child_python import leave_working_folder
-from ..errors import USAGE_STATUS, RunError, UsageError
+from ..errors import INTERRUPTED_STATUS, USAGE_STATUS, RunError, UsageError
 
 # Everything beyond the standard library is imported inside functions, once the working folder is off the path.
+
+#: Ctrl-C that came: an import may turn it into an error of its own.
+_interrupts: list[int] = []
 
 
 def _report_failure(line: str, status: int) -> int:
@@ -46,6 +50,8 @@ def _run(arguments: Sequence[str]) -> int:
     if name.startswith("-"):
         top_parser().parse_args(arguments or [name])  # prints help or version and leaves
     if name not in COMMANDS:
+        import difflib
+
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else "see birthmark --help"
         raise UsageError(f"{name}: no such command; {hint}")
@@ -62,8 +68,39 @@ def _ignore_stops() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _interrupts.append(number)
+    raise KeyboardInterrupt
+
+
+def unless_interrupted(work: Callable[[], int], *, is_program: bool, debug: bool = False) -> int:
+    """Return the status of ``work``; after Ctrl-C print a line and return 130.
+
+    Args:
+        work: the work.
+        is_program: it is the whole program, whose last moments another Ctrl-C must not disturb.
+        debug: raise, in place of the line.
+    """
+    if is_program and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored on purpose
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        return work()
+    except BaseException as error:
+        if debug or not (_interrupts or isinstance(error, KeyboardInterrupt)):
+            raise
+        if is_program:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("birthmark: interrupted", file=sys.stderr)
+        return INTERRUPTED_STATUS
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (it failed), 2 (wrong usage), 130 (interrupted)."""
+    words = sys.argv if argv is None else argv
+    return unless_interrupted(partial(_main, argv), is_program=argv is None, debug="--debug" in words)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     if argv is None:
         leave_working_folder()
     from ..files import one_line
@@ -90,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _ignore_stops()
         return status
     except (UsageError, RunError) as error:
-        if debug:
+        if debug or _interrupts:
             raise
         status = USAGE_STATUS if isinstance(error, UsageError) else 1
         return _report_failure(f"birthmark: error: {' '.join(str(error).split())}", status)
@@ -98,19 +135,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has closed it; the rest must not fail again when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        print("birthmark: interrupted", file=sys.stderr)
-        return 130
     except OSError as error:
-        if debug:
+        if debug or _interrupts:
             raise
         # A refusal by the system is not our bug: a name too long, a folder without permission to write.
         what = "" if error.filename is None else f"{one_line(error.filename)}: "
         return _report_failure(f"birthmark: error: {what}{error.strerror or one_line(error)}", 1)
     except Exception as error:
-        if debug:
+        if debug or _interrupts:
             raise
         if _is_out_of_memory(error):
             return _report_failure("birthmark: error: out of memory; give a smaller model, batch or probe", 1)

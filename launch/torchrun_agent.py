@@ -1,10 +1,11 @@
 """torchrun as our launch files start it: it stops a run with a checkpoint, and leaves the error message to the run.
 
-It is ``torch.distributed.run`` with its own options, and differs in five things:
+It is ``torch.distributed.run`` with its own options, and differs in six things:
 
 - SIGUSR1, SLURM's warning before a job's end, becomes SIGTERM to the workers. They stop by themselves, in their own
   time, and torchrun ends with status 0.
 - After a SIGTERM or Ctrl-C to itself it waits for them for minutes, not 30 seconds.
+- A stop is final: nothing is restarted after it, nor after a worker that a signal ended before its first step.
 - The workers' rank 0 serves their store at every start, so that a store on a lost node is not contacted again.
 - An impossible request is not retried: a worker that ends with the status of a usage error is not
   restarted.
@@ -24,28 +25,44 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from ..errors import USAGE_STATUS
+from ..errors import INTERRUPTED_STATUS, USAGE_STATUS
+from .cli import unless_interrupted
 
 #: Variables that torch reads, with values for those that the user has not set.
 DEFAULTS = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "270", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
+#: Signals that ask a run to stop. One that trains answers them with a checkpoint; until then a worker dies of them.
+_STOPS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1")]
+#: Statuses of workers that are not restarted.
+_FINAL = {USAGE_STATUS, INTERRUPTED_STATUS, *(-number for number in _STOPS)}
+#: Signals whose stop was handed on to the workers.
+_handed_on: list[int] = []
+
+
 def _stop_workers(number: int, frame: FrameType | None) -> None:
-    """Send SIGTERM to every child of this process."""
+    """Send SIGTERM to every child of this process; end it if there is none yet."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    n_sent = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile
             _, parent, *_ = stat.read_text().rpartition(")")[2].split()
             if int(parent) == os.getpid():
                 os.kill(int(stat.parent.name), signal.SIGTERM)
+                n_sent += 1
+    if not n_sent:
+        raise SignalException("stopped before any worker", signal.Signals(number))
+    _handed_on.append(number)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Say if a line of torchrun's log adds to what the workers printed.
 
-    A worker that ended with a positive status has explained it itself.
+    A worker that ended with a positive status has explained it itself, and what a stop signal does `main` explains.
     """
     status = record.args[0] if isinstance(record.args, tuple) and record.args else None
-    return not (isinstance(status, int) and status > 0)
+    return not (isinstance(status, int) and (status > 0 or status in _FINAL))
 
 
 def _quiet() -> None:
@@ -58,15 +75,15 @@ def _quiet() -> None:
     logging.getLogger(f"{multiprocessing}.errors.error_handler").setLevel(logging.CRITICAL)
 
 
-def _give_up_on_usage_errors() -> None:
-    """Keep agents from restarting their workers after one has ended with the status of a usage error."""
+def _restart_failures_alone() -> None:
+    """Keep agents from restarting their workers after a usage error, and after a stop."""
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     class Agent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result: RunResult = super()._monitor_workers(worker_group)
-            if any(failure.exitcode == USAGE_STATUS for failure in result.failures.values()):
+            if _handed_on or any(failure.exitcode in _FINAL for failure in result.failures.values()):
                 self._remaining_restarts = 0
             return result
 
@@ -90,8 +107,7 @@ def _problem(run: ModuleType) -> str:
     return "" if config.nproc_per_node > 0 else f"nproc_per_node is {config.nproc_per_node}, which is none"
 
 
-def main() -> int:
-    """Run torchrun; returns the run's exit status."""
+def _run() -> int:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     from torch.distributed import run
@@ -101,24 +117,34 @@ def main() -> int:
 
     if "LOGLEVEL" not in os.environ:
         _quiet()
-    _give_up_on_usage_errors()
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, _stop_workers)
+    _restart_failures_alone()
     if why := _problem(run):
         mend = "NPROC, NNODES and MAX_RESTARTS say how many processes, nodes and restarts"
         print(f"birthmark: error: torchrun: {why}; {mend}", file=sys.stderr)
         return USAGE_STATUS
+    stopped = "birthmark: stopped before the first step"
     try:
+        if hasattr(signal, "SIGUSR1"):
+            signal.signal(signal.SIGUSR1, _stop_workers)
         run.main()
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
+        if -failure.exitcode in _STOPS:
+            print(stopped, file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except RendezvousError as error:
         print(f"birthmark: error: torchrun found no other nodes: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    except SignalException as stopped:
-        return 128 + stopped.sigval
+    except SignalException as ended:
+        if ended.sigval == getattr(signal, "SIGUSR1", None):
+            print(stopped, file=sys.stderr)
+        return 128 + ended.sigval
     return 0
+
+
+def main() -> int:
+    """Run torchrun; returns the run's exit status."""
+    return unless_interrupted(_run, is_program=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from quiet_runs import config_file, logged
+from quiet_runs import config_file, logged, ranks_of
 
 import birthmark
 from birthmark.launch.cli import main
@@ -106,6 +106,70 @@ def test_workers_of_a_torchrun_that_is_killed_stop_with_a_checkpoint(config, tmp
         time.sleep(0.1)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert len(run.checkpoints_by_step()) == 1
+
+
+#: Runs the module ARGV[1] as a program that gets Ctrl-C while it imports ARGV[2], perhaps in code that hides it.
+INTERRUPTED = """
+import importlib.abc, os, runpy, signal, sys
+
+class Interrupts(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == asked:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                if hides:
+                    raise ImportError(f"cannot import {name}") from None
+                raise
+
+module, asked, hides, *sys.argv[1:] = sys.argv[1:]
+hides = hides == "hides"
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupts())
+runpy.run_module(module, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "asked", "hides"),
+    [
+        ("cli", "birthmark.models.user_classes", "shows"),
+        ("cli", "birthmark.trainer.config_parser", "shows"),
+        ("cli", "birthmark.trainer.config_parser", "hides"),
+        ("torchrun_agent", "torch", "shows"),
+        ("torchrun_agent", "torch", "hides"),
+    ],
+)
+def test_ctrl_c_in_an_import_is_one_line(module, asked, hides):
+    command = [sys.executable, "-c", INTERRUPTED, f"birthmark.launch.{module}", asked, hides, "pretrain", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "birthmark: interrupted\n")
+
+
+STARTED = "import time\nopen('starts', 'a').write('start ')\ntime.sleep(100)\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the worker under /proc")
+@pytest.mark.parametrize("receiver", ["agent", "worker"])
+def test_a_stop_before_the_first_step_is_final(receiver, tmp_path, environment, python):
+    (tmp_path / "worker.py").write_text(STARTED)
+    agent = subprocess.Popen(
+        [python, "-m", "birthmark.launch.torchrun_agent", "--standalone", "--max_restarts=3", tmp_path / "worker.py"],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    starts, end = tmp_path / "starts", time.monotonic() + 100
+    while not (starts.is_file() and starts.read_text()) and time.monotonic() < end:
+        time.sleep(0.02)
+    if receiver == "agent":
+        agent.send_signal(signal.SIGUSR1)
+    else:
+        os.kill(ranks_of(tmp_path / "worker.py")[0], signal.SIGTERM)
+    _, said = agent.communicate(timeout=100)
+    assert (agent.returncode, said) == (128 + signal.SIGTERM, "birthmark: stopped before the first step\n")
+    assert starts.read_text() == "start "
 
 
 @pytest.mark.slow  # a minute: five starts, one after the other
