@@ -604,6 +604,11 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     try:
         with path.open("a", encoding="utf-8") as f:
             f.write(json.dumps(strict({"step": step, **metrics})) + "\n")
+    except FileNotFoundError:
+        raise RunError(
+            f"{path.parent}: the run's folder is gone (moved or deleted); go on with it from its new place (birthmark "
+            "pretrain --resume FOLDER), or start anew"
+        ) from None
     except OSError as error:
         raise write_failure(path, error) from None
 

@@ -99,6 +99,11 @@ def test_a_full_disk_under_the_log_is_one_line(tmp_path):
         append_metrics(tmp_path / "metrics.jsonl", 1, {"a": 1.0})
 
 
+def test_a_folder_that_is_gone_is_one_line_with_the_mend(tmp_path):
+    with pytest.raises(RunError, match=r"run: the run's folder is gone \(moved or deleted\); go on with it .*--resume"):
+        append_metrics(tmp_path / "run" / "metrics.jsonl", 1, {"a": 1.0})
+
+
 def test_other_errors_stay_what_they_are(tmp_path):
     with pytest.raises(PermissionError), atomic_path(tmp_path / "a.txt"):
         raise PermissionError(errno.EACCES, "no")
