@@ -48,7 +48,7 @@ class RunConsole(Console):
 
     def __init__(self, log: Path, *, quiet: bool = False) -> None:
         super().__init__(quiet=quiet)
-        self.log = log
+        self._log_file = log
 
     def on_broken_pipe(self) -> None:
         """Leave the output, in place of the process."""
@@ -68,7 +68,7 @@ class RunConsole(Console):
         os.dup2(nowhere, 1)
         try:
             # Past rich, whose bar puts itself in the place of standard error.
-            os.write(2, os.fsencode(f"birthmark: {why}; the run goes on, its log is {self.log}\n"))
+            os.write(2, os.fsencode(f"birthmark: {why}; the run goes on, its log is {self._log_file}\n"))
         except OSError:  # it went the same way, and later lines must not end the run
             os.dup2(nowhere, 2)
         os.close(nowhere)
