@@ -83,7 +83,9 @@ def _restart_failures_alone() -> None:
     class Agent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result: RunResult = super()._monitor_workers(worker_group)
-            if _handed_on or any(failure.exitcode in _FINAL for failure in result.failures.values()):
+            statuses = [failure.exitcode for failure in result.failures.values()]
+            # The first one failed by itself; torch then ends the others with SIGTERM, and lists them behind it.
+            if _handed_on or USAGE_STATUS in statuses or not _FINAL.isdisjoint(statuses[:1]):
                 self._remaining_restarts = 0
             return result
 

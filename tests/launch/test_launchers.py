@@ -172,6 +172,26 @@ def test_a_stop_before_the_first_step_is_final(receiver, tmp_path, environment, 
     assert starts.read_text() == "start "
 
 
+KILLED_ONCE = """
+import os, signal, time
+open("starts", "a").write("start ")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(100)
+"""
+
+
+def test_a_killed_worker_is_a_failure_though_its_peers_are_stopped(tmp_path, environment, python):
+    (tmp_path / "worker.py").write_text(KILLED_ONCE)
+    options = ["--standalone", "--nproc_per_node=2", "--max_restarts=1", "worker.py"]
+    command = [python, "-m", "birthmark.launch.torchrun_agent", *options]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "stopped" not in done.stderr
+    assert len((tmp_path / "starts").read_text().split()) >= 3  # the first start of rank 0 may come too late
+
+
 @pytest.mark.slow  # a minute: five starts, one after the other
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="finds the processes under /proc")
 def test_a_node_that_joins_later_takes_part_and_a_kill_after_that_is_one_restart(config, tmp_path, free_port):
