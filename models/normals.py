@@ -83,19 +83,18 @@ def standard_normals(generator: np.random.Generator, n: int) -> np.ndarray:
     A draw takes 32 bits: a layer, a sign and a place in the layer. In 98.8 of 100 it lies in the layer's rectangle and
     is accepted at once. Beside it two draws decide, and in the lowest layer two or more give a value of the tail.
     """
-    words = np.empty(0, dtype=np.uint32)
-    while True:
-        more = generator.bit_generator.random_raw(n // 2 + n // 64 + 32)
-        words = np.concatenate([words, more.astype("<u8", copy=False).view("<u4")])
-        values = _values(words)
-        if len(values) >= n:
-            return values[:n]
+    n_raw = n // 2 + n // 64 + 32
+    raw = generator.bit_generator.random_raw(n_raw)
+    while len(values := _values(raw.astype("<u8", copy=False).view("<u4"))) < n:
+        raw = np.concatenate([raw, generator.bit_generator.random_raw(n_raw)])
+    return values[:n]
 
 
 def _values(words: np.ndarray) -> np.ndarray:
     """Return the normals that 32-bit ``words`` give, up to the first that may need more words."""
     layers, places = words & np.uint32(2 * _LAYERS - 1), words >> np.uint32(9)
-    values = _WIDTHS.take(layers, mode="wrap") * places.view(np.int32).astype(np.float32)
+    values = _WIDTHS.take(layers, mode="wrap")
+    values *= places.view(np.int32).astype(np.float32)
     slow = np.flatnonzero(places >= _BOUNDS.take(layers, mode="wrap"))
     lowest = (layers[slow] & np.uint32(_LAYERS - 1)) == 0
     tails = slow[lowest & (slow + 2 < len(words))]
