@@ -26,7 +26,7 @@ from ..files import (
     user_path,
 )
 from ..measure.records import RunDir, is_step
-from ..models.exchange.gguf_model import GGUF_TENSORS, gguf_files, gguf_folder
+from ..models.exchange.gguf_model import gguf_files, gguf_folder, gguf_tensors
 from ..models.exchange.hub import downloaded
 from ..models.exchange.weight_files import INDEX
 from ..trainer.by_name.model_names import vocabulary
@@ -346,8 +346,8 @@ def _pickled_files(folder: Path) -> list[Path]:
 
 
 def _open(folder: Path) -> Weights:
-    if (folder / GGUF_TENSORS).is_file():
-        return GgufWeights(folder)
+    if (sources := gguf_tensors(folder)) is not None:
+        return GgufWeights(sources)
     weights = _open_run_checkpoint(folder) if (folder / "state.json").is_file() else open_safetensors(folder)
     if not weights.entries:
         raise RunError(f"{folder}: no weights in it")

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from ..errors import RunError
 from ..files import LONGEST_HEADER, check_file, one_line, parse_json, path_below, read_json
-from ..models.exchange.gguf_model import GGUF_TENSORS, open_weights
+from ..models.exchange.gguf_model import open_weights
 from ..models.exchange.pretrained import WeightIndex
 from ..models.exchange.weight_files import INDEX
 
@@ -142,8 +142,8 @@ class HeldWeights(Weights):
 class GgufWeights(Weights):
     """Tensors of a GGUF model, dequantised; the values of the last one read are kept."""
 
-    def __init__(self, folder: Path) -> None:
-        self._sources = folder / GGUF_TENSORS
+    def __init__(self, sources: Path) -> None:
+        self._sources = sources
         self._held: tuple[str, Tensor] | None = None
         with open_weights(self._sources) as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118, as of safetensors

@@ -40,8 +40,8 @@ from .gguf_header import MAGIC, GgufHeader, LongArray, StoredTensor, read_header
 from .gguf_tensors import READ, GgufTensors, TensorSource, tensor_sources
 from .weight_files import SHARD_BYTES, aligning_metadata, shard_file_names, split_into_shards, write_index
 
-#: Description of the GGUF file behind a folder in the cache.
-GGUF_TENSORS = "gguf.json"
+#: Description of the GGUF file behind a folder in the cache, and the beginning of that folder's name.
+GGUF_TENSORS, _FOLDER = "gguf.json", "gguf-"
 #: Least versions of the libraries; an earlier transformers fails at a tokenizer that names no BOS.
 _LEAST = {"gguf": (0,), "transformers": (5, 18)}
 #: Version of the kept content, increased at every change of it.
@@ -151,7 +151,7 @@ class GgufFolder(TypedDict):
 def gguf_folder(files: Sequence[Path]) -> Path:
     """Return the folder with ``config.json``, the tokenizer, and ``gguf.json``, which locates the tensors of a model.
 
-    The folder is made at first use, and made again if the files changed.
+    The folder is made at first use, and made again if the files changed or its own ``gguf.json`` is damaged.
 
     Args:
         files: all parts of the model, in order.
@@ -164,13 +164,13 @@ def gguf_folder(files: Sequence[Path]) -> Path:
     _check_libraries(files[0])
     states = [(str(file.resolve()), *_state(file)) for file in files]
     digest = hashlib.sha256(repr((_FORMAT, _versions(), states)).encode()).hexdigest()
-    folder = cache_folder() / f"gguf-{digest[:16]}"
-    if folder.is_dir():
+    folder = cache_folder() / f"{_FOLDER}{digest[:16]}"
+    if _is_whole(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
-            if not folder.is_dir():
+            if not _is_whole(folder):
                 header = _joined([read_header(file) for file in files])
                 with atomic_path(folder) as new:
                     new.mkdir()
@@ -182,10 +182,30 @@ def gguf_folder(files: Sequence[Path]) -> Path:
     return folder
 
 
+def gguf_tensors(folder: Path) -> Path | None:
+    """Return ``gguf.json`` of a folder that `gguf_folder` made in the user's cache; None for any other folder.
+
+    The file names files anywhere and places in them, so that one of others would read whatever the user may.
+    """
+    whole = folder.resolve()
+    if whole.parent != cache_folder().resolve() or not whole.name.startswith(_FOLDER):
+        return None
+    file = folder / GGUF_TENSORS
+    return file if file.is_file() else None
+
+
 def kinds_of(folder: Path) -> dict[str, int]:
     """Count the types of storage in a GGUF model: type → number of tensors; empty for any other folder."""
-    file = folder / GGUF_TENSORS
-    return _said(file)["kinds"] if file.is_file() else {}
+    file = gguf_tensors(folder)
+    return {} if file is None else _said(file)["kinds"]
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        _said(folder / GGUF_TENSORS)
+    except RunError:
+        return False
+    return True
 
 
 @cache
@@ -406,7 +426,7 @@ def open_weights(file: Path) -> Iterator[Any]:
     Raises:
         RunError: the file, which is named, is missing or damaged, also if found while reading in the block.
     """
-    if file.name == GGUF_TENSORS:
+    if file.name == GGUF_TENSORS and file == gguf_tensors(file.parent):
         yield GgufTensors(_said(file)["tensors"])
         return
     with tensor_file(file, "pt") as tensors:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
-from ...files import reason_of
+from ...files import check_file, reason_of
 from .gguf_header import GgufHeader, StoredTensor
 
 #: Elements that are dequantised at a time: they stay in a processor's cache.
@@ -230,6 +231,7 @@ def dequantised(source: TensorSource, start: int, stop: int) -> Tensor:
     per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     shape = [stop - start, *source["shape"][1:]]
     row_bytes = source["nbytes"] // source["shape"][0]
+    check_file(Path(source["file"]), mend="fetch it again")
     try:
         raw = np.memmap(source["file"], np.uint8, "r", source["offset"] + start * row_bytes, shape[0] * row_bytes)
     except (OSError, ValueError) as error:

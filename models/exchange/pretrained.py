@@ -27,7 +27,7 @@ from ..config import ModelConfig
 from ..decoder import Decoder
 from ..tensor_shards import shard_of
 from .conversion import TensorMapping
-from .gguf_model import GGUF_TENSORS, open_weights
+from .gguf_model import gguf_tensors, open_weights
 from .hub import pretrained_folder
 from .weight_files import FLOATS, INDEX, ONE_FILE, SHARD_BYTES, aligning_metadata, shard_file_names, write_index
 from .written_layout import Layout, expected_of, native_layout
@@ -368,8 +368,8 @@ def weight_files(folder: Path) -> list[Path]:
     """List the files of a checkpoint's weights: safetensors, or ``gguf.json`` of a GGUF model. Several safetensors must
     hold the tensors that their index names.
     """
-    if (folder / GGUF_TENSORS).is_file():
-        return [folder / GGUF_TENSORS]
+    if (sources := gguf_tensors(folder)) is not None:
+        return [sources]
     if (folder / ONE_FILE).is_file():
         return [folder / ONE_FILE]
     index = folder / INDEX

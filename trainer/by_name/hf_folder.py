@@ -22,7 +22,7 @@ from ...errors import RunError, UsageError
 from ...files import check_file, one_line, path_below, read_json
 from ...measure.hf import HFConfig, HFModel, transformers_library
 from ...models.exchange.gguf_header import kinds_in_words
-from ...models.exchange.gguf_model import GGUF_TENSORS, kinds_of, open_weights
+from ...models.exchange.gguf_model import gguf_tensors, kinds_of, open_weights
 from ...models.exchange.hub import pretrained_folder
 from ...models.exchange.pretrained import weight_files
 from ...models.exchange.weight_files import FLOATS
@@ -99,8 +99,8 @@ class HFFolder:
             RunError: a tensor that is missing.
         """
         with self._library() as library:
-            if (self.folder / GGUF_TENSORS).is_file():
-                model, info = self._from_gguf(library, dtype)
+            if (sources := gguf_tensors(self.folder)) is not None:
+                model, info = self._from_gguf(library, dtype, sources)
             else:
                 loaded: Any = library.AutoModelForCausalLM.from_pretrained(
                     self.folder,
@@ -114,11 +114,11 @@ class HFFolder:
             raise RunError(f"{self.name}: {missing[0]} is missing or of another shape: its values would be random")
         return HFModel(model)
 
-    def _from_gguf(self, library: Any, dtype: torch.dtype) -> Any:
+    def _from_gguf(self, library: Any, dtype: torch.dtype, sources: Path) -> Any:
         """Return the model and the library's loading report; tensors are dequantised one at a time."""
         config = library.AutoConfig.from_pretrained(self.folder)
         kind = getattr(library, config.architectures[0])
-        with open_weights(self.folder / GGUF_TENSORS) as tensors:
+        with open_weights(sources) as tensors:
             state = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118, as of safetensors
             return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, output_loading_info=True)
 

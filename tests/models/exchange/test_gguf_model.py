@@ -1,6 +1,9 @@
 """GGUF files as models: every architecture against transformers' own reader, every type against gguf's."""
 
+import json
+import os
 import re
+import shutil
 import struct
 from importlib import metadata
 
@@ -11,6 +14,7 @@ import torch
 import transformers
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from birthmark.audit.checkpoint import find_members, read_content
 from birthmark.errors import RunError, UsageError
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange import gguf_model
@@ -18,6 +22,7 @@ from birthmark.models.exchange.gguf_file import write_gguf
 from birthmark.models.exchange.gguf_model import GGUF_TENSORS, gguf_files, gguf_folder, kinds_of, open_weights
 from birthmark.models.exchange.gguf_tensors import READ
 from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained
+from birthmark.models.exchange.weight_files import INDEX
 from birthmark.trainer.by_name.hf_folder import find_hf_folder
 
 D, BLOCKS, HEADS, KV_HEADS, FF, VOCABULARY, LENGTH = 32, 2, 4, 2, 48, 61, 24
@@ -426,6 +431,57 @@ def test_weights_that_were_cut_short_since_are_named(whole):
         last = tensors.keys()[-1]
         with pytest.raises(RunError, match=r"m\.gguf: cannot be read .*fetch the file again$"):
             tensors.get_tensor(last)
+
+
+def test_a_damaged_description_in_the_cache_is_made_anew(whole):
+    folder = gguf_folder([whole])
+    before = (folder / GGUF_TENSORS).read_bytes()
+    gguf_model._said.cache_clear()  # as in another process
+    (folder / GGUF_TENSORS).write_bytes(before.replace(b'"offset": ', b'"offset": 9', 1))
+    assert gguf_folder([whole]) == folder
+    assert (folder / GGUF_TENSORS).read_bytes() == before
+
+
+def test_a_source_that_has_become_a_pipe_is_named(whole):
+    folder = gguf_folder([whole])
+    whole.unlink()
+    os.mkfifo(whole)
+    with (
+        open_weights(folder / GGUF_TENSORS) as tensors,
+        pytest.raises(RunError, match=r"m\.gguf: is a pipe, not a file; put"),
+    ):
+        tensors.get_tensor(tensors.keys()[0])
+
+
+# ---------------------------------------------------------------- gguf.json of others
+
+
+def test_a_description_outside_of_the_cache_means_nothing(whole, tmp_path):
+    """It is whole, sealed and true: nobody can tell that of one that names other files."""
+    inside, outside = gguf_folder([whole]), tmp_path / "gguf-0123456789abcdef"
+    shutil.copytree(inside, outside)
+    assert len(kinds_of(inside)) == 1
+    assert kinds_of(outside) == {}
+    for read in (read_pretrained, lambda folder: find_hf_folder(str(folder))):
+        with pytest.raises(UsageError, match=r"gguf-0123456789abcdef: no model\.safetensors and no model\.safete"):
+            read(outside)
+    with pytest.raises(RunError, match="gguf-0123456789abcdef: no weights in it"):
+        read_content(find_members([str(outside)])[0], scan=False)
+    # A link to the folder in the cache is that folder; one to another folder, put into the cache's place, is not.
+    (tmp_path / "link").symlink_to(inside)
+    assert kinds_of(tmp_path / "link") == kinds_of(inside)
+    (inside.parent / "gguf-linked").symlink_to(outside)
+    assert kinds_of(inside.parent / "gguf-linked") == {}
+
+
+def test_an_index_of_others_names_no_description_as_a_shard(whole, tmp_path):
+    folder = tmp_path / "theirs"
+    shutil.copytree(gguf_folder([whole]), folder)
+    weight_map = dict.fromkeys(json.loads((folder / GGUF_TENSORS).read_text())["tensors"], GGUF_TENSORS)
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    for read in (read_pretrained, lambda name: find_hf_folder(str(name))):
+        with pytest.raises(RunError, match=r"theirs/gguf\.json: "):
+            read(folder)
 
 
 # ---------------------------------------------------------------- tokenizers
