@@ -337,6 +337,14 @@ class DataConfig:
         return [self.val_path] if isinstance(self.val_path, str) else self.val_path or []
 
     @property
+    def fetched(self) -> list[str]:
+        """URLs and sets of the hub among all that it reads."""
+        texts = [] if self.decontaminate is None else DataConfig(path=self.decontaminate).entries
+        validation = [entry for source in self.each().values() for entry in source.val_entries]
+        named = (*self.entries, *validation, *texts, self.tokenizer)
+        return [entry for entry in named if is_remote(entry) or entry.startswith("hf:")]
+
+    @property
     def is_named(self) -> bool:
         """True if ``path`` is the name of a corpus, not the path of a file."""
         return isinstance(self.path, str) and (self.path in (*NAMED_CORPORA, "backcopy") or self.path.startswith("hf:"))

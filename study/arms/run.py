@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def write_comparison(study: ArmStudy, trials: Sequence[Trial], out: Path, consol
         settings.seq_len,
         _MINIBATCH,
         text=study.compare == "text",
-        open_model=lambda label: load_named(f"{ends[label].run.path}@{ends[label].step}"),
+        open_model=lambda label: replace(load_named(f"{ends[label].run.path}@{ends[label].step}"), trained_here=True),
     )
     try:
         with bar("comparing", len(ends) + 1, quiet=False) as advance:

@@ -57,6 +57,8 @@ class LoadedModel:
     """The n-th birth, from 1, of the same config from another seed; where that is known."""
     stored_kinds: Mapping[str, int] = field(default_factory=dict)
     """Types of storage in a GGUF model: type → number of tensors; empty of any other."""
+    trained_here: bool = False
+    """True if this command trained its run, so that its config is the user's."""
 
     @property
     def n_positions(self) -> int | None:
@@ -163,7 +165,7 @@ def text_for(
         return TextProbe(passage_probe(given, tokenizer, n, length, loaded.model.config.vocab_size))
     if loaded.run is None:
         raise UsageError(f"{loaded.name}: is no run with validation text of its own; give text, --data PATH")
-    data = data_of_run(loaded.name, loaded.run)
+    data = data_of_run(loaded.name, loaded.run, trained_here=loaded.trained_here)
     tokens_NT = data.text_probe(n, length, fewest)
     if data.borders is None:
         return TextProbe(tokens_NT)

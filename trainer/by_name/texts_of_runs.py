@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from ...data.config import DataConfig
 from ...data.prepare import PreparedData, prepare
 from ...data.probes import passage_probe
 from ...data.tokenizer import TextTokenizer
 from ...errors import UsageError
+from ...files import one_line
 from ...measure.hf import HFModel
 from ...measure.records import RunDir
 from ..config_file import read_config
 from .model_names import ModelSource, SourceWithBirth
 
 
-def data_of_run(name: str, run: Path, seq_len: int | None = None) -> PreparedData:
+def data_of_run(name: str, run: Path, seq_len: int | None = None, *, trained_here: bool = False) -> PreparedData:
     """Prepare the data that a run was trained on.
+
+    The run may be of others: what is prepared is kept in the reader's cache, and nothing is fetched.
 
     Args:
         name: name of the model, as given.
         run: the model's run.
         seq_len: positions of a sequence; by default those of its training.
+        trained_here: read them as the training did, since this command trained the run.
 
     Raises:
-        UsageError: the text has changed since then.
+        UsageError: the text has changed since then, or is not on this machine.
     """
     config, born = read_config(RunDir(run).config), RunDir(run).read_birth()
+    settings = config.data
+    if not trained_here:
+        if settings.fetched:
+            raise UsageError(
+                f"{name}: its text is {one_line(settings.fetched[0], 80)}, and for a run that is only read nothing is "
+                "fetched; give text, --data PATH"
+            )
+        settings = replace(settings, cache_dir=DataConfig.cache_dir, stage_to=DataConfig.stage_to)
     data = prepare(
-        config.data,
+        settings,
         vocab_size=config.model.vocab_size,
         seq_len=seq_len or config.model.max_seq_len,
         batch_sizes=config.trainer.batch_sizes,

@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import socket
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import birthmark
+from birthmark.data.config import SourceConfig
 from birthmark.data.probes import passage_probe, random_probe
+from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.measurement import measure
@@ -24,6 +28,9 @@ from birthmark.models.by_block import Streaming
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, save_pretrained
 from birthmark.trainer.by_name.loaded_model import UNKNOWN_STEP, load_named, measure_loaded, open_by_block
+from birthmark.trainer.by_name.texts_of_runs import data_of_run
+from birthmark.trainer.config_file import read_config
+from birthmark.trainer.saved_config import write_config
 
 transformers.logging.disable_progress_bar()
 
@@ -178,6 +185,41 @@ def test_text_stands_beside_random_tokens(run, word_tokenizer, capsys, tmp_path,
         assert capsys.readouterr().err.startswith(f"birthmark: error: --data: '{tmp_path}/none' does not exist")
     assert "has no text to read" in refused("snapshot", name, "--data=backcopy")
     assert "only --probe text reads it" in refused("snapshot", name, data, "--probe=random")
+
+
+def test_a_run_of_others_decides_neither_where_is_written_nor_which_host_is_called(
+    tiny, write_documents, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(write_documents(tmp_path / "text").parent)  # its path is relative
+    fields = {"data.path": "text", "data.cache_dir": str(tmp_path / "first"), "data.val_fraction": 0.3}
+    fields |= {"model.vocab_size": 280, "trainer.max_steps": 1, "snapshot.enabled": False}
+    run = quiet_runs.run(tiny(fields), tmp_path / "run")
+    before = printed(capsys, str(run.path), "--probe=text")
+    config = read_config(run.config)
+
+    def sent(**changes):
+        write_config(replace(config, data=replace(config.data, **changes)), run.config)
+
+    sent(cache_dir=str(tmp_path / "theirs"), stage_to=str(tmp_path / "staged"))
+    assert {**printed(capsys, str(run.path), "--probe=text"), "seconds": 0} == {**before, "seconds": 0}
+    assert {path.name for path in tmp_path.iterdir()} == {"text", "first", "home", "run"}
+    assert any((tmp_path / "home/.cache/birthmark").glob("shards-*"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/notes.txt"
+        for changes in (
+            {"path": url}, {"path": ["text", url]}, {"tokenizer": url}, {"decontaminate": url}, {"path": "hf:a/b"},
+            {"path": "stdlib", "sources": [SourceConfig("text"), SourceConfig(url)]},
+            {"val_path": url},
+        ):  # fmt: skip
+            sent(**changes)
+            with pytest.raises(UsageError, match=r"^run: its text is (http://127|hf:a/b).*; give text, --data PATH$"):
+                data_of_run("run", run.path)
+        assert main(["snapshot", str(run.path), *PROBE]) == 0
+        assert "random tokens alone, not text" in capsys.readouterr().err
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 @pytest.fixture
