@@ -30,7 +30,7 @@ from .sections.chain import sections_over_training
 from .sections.preference import favourites
 from .sections.section import csv_numbers
 from .sections.training_view import PICTURED, TrainingView, steps_are_wide
-from .snapshot_page import build_snapshot_page, snapshot_page
+from .snapshot_page import build_snapshot_page, lies_in_its_run, snapshot_page
 from .snapshot_table import tables_of_runs
 from .table import Column, Table
 from .verdicts import Verdict, legend_of_marks, run_figures, verdicts
@@ -232,7 +232,9 @@ def build_pages(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     """Write the report of ``runs`` to ``out``; if that is the one run's own place, first the page of its newest
     snapshot, which the report links. See :func:`build_report`.
     """
-    if len(runs) == 1 and out == runs[0].report and (snapshots := runs[0].snapshot_folders()):
+    snapshots = runs[0].snapshot_folders() if len(runs) == 1 and out == runs[0].report else []
+    # One that a link leads to has its page by `report RUN@STEP --out`: the run's page is wanted all the same.
+    if snapshots and lies_in_its_run(snapshots[-1]):
         build_snapshot_page(snapshots[-1])
     return build_report(runs, out)
 

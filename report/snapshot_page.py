@@ -27,8 +27,11 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
 
     Raises:
         RunError: a file of the snapshot is damaged; the message names it.
-        UsageError: something stands where the page's numbers go.
+        UsageError: something stands where the page's numbers go, or a run's snapshot lies elsewhere and no ``out`` is
+            given.
     """
+    if out is None and not lies_in_its_run(folder):
+        raise UsageError(f"{folder}: leads out of its run, to {folder.resolve()}, where nothing is written; give --out")
     snapshot = Snapshot.read(folder)
     out = snapshot_page(folder) if out is None else out
     whole = folder.resolve()
@@ -79,6 +82,14 @@ def _history(snapshot: Snapshot, run: RunDir | None) -> RunHistory:
 def snapshot_page(folder: Path) -> Path:
     """Return the path of the page of the snapshot in ``folder``."""
     return find_folder(folder) / "report.html"
+
+
+def lies_in_its_run(folder: Path) -> bool:
+    """Return False if a link leads from a run to this snapshot elsewhere: a run of others is followed, not written
+    through.
+    """
+    snapshots = folder.absolute().parent
+    return snapshots.name != "snapshots" or folder.resolve().is_relative_to(snapshots.parent.resolve())
 
 
 def find_snapshot(run: RunDir, step: int, asked: str) -> Path:

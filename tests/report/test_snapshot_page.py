@@ -214,8 +214,24 @@ def run(few, tmp_path):
     return run
 
 
+@pytest.mark.parametrize("linked", ["snapshots/step-00000040", "snapshots"])
+def test_no_page_is_written_through_a_link_out_of_the_run(run, linked, tmp_path, capsys):
+    (run.path / linked).rename(tmp_path / "elsewhere")
+    (run.path / linked).symlink_to(tmp_path / "elsewhere")
+    before = sorted((tmp_path / "elsewhere").rglob("*"))
+    assert main(["report", f"{run.path}@40"]) == 2
+    assert re.search(r"step-00000040: leads out of its run, to .*; give --out$", capsys.readouterr().err.strip())
+    assert main(["report", str(run.path)]) == 0  # it is read
+    assert "report.html" in {path.name for path in run.path.iterdir()}
+    assert sorted((tmp_path / "elsewhere").rglob("*")) == before
+    assert main(["report", f"{run.path}@40", "--out", str(tmp_path / "page.html")]) == 0
+    assert sorted((tmp_path / "elsewhere").rglob("*")) == before
+
+
 def test_the_newest_snapshot_has_its_page_beside_the_report(run):
-    build_pages([run], run.report)
+    (run.path.parent / "link").symlink_to(run.path)  # to a run: it is what was named
+    linked = RunDir(run.path.parent / "link")
+    build_pages([linked], linked.report)
     link = re.search(r'<a href="(snapshots/step-00000040/report.html)">step 40</a>', run.report.read_text())[1]
     text = (run.path / link).read_text(encoding="utf-8")
     assert "<h1><small>Birthmark snapshot</small>run · step 40</h1>" in text
