@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import UsageError
 from ..files import one_line, reason_of
 from .cache import Meta, build_once, facts_of_files, file_states, fingerprint, takes_files
+from .config import corpus_suffix
 
 _COPIED = 1 << 20
 #: Bytes of the longest row of a file of lines: readers hold several times as much.
@@ -139,17 +142,23 @@ def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
 
 def check_lines(path: Path) -> None:
     """Read a .jsonl or .csv file through; UsageError if a line is too long to be a row."""
-    if path.suffix.lower() not in _BAD_ROWS:
-        return
-    longest = length = 0
-    with path.open("rb") as file:
-        while longest <= _MOST_LINE and (block := file.read(1 << 20)):
+    if path.suffix.lower() in _BAD_ROWS:
+        with path.open("rb") as file:
+            deque(of_short_lines(path, iter(partial(file.read, _COPIED), b"")), maxlen=0)
+
+
+def of_short_lines(path: Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the blocks of a file; UsageError at a line that is too long to be a row, if it is .jsonl or .csv."""
+    has_lines, length = corpus_suffix(path.name) in _BAD_ROWS, 0
+    for block in blocks:
+        if has_lines:
             # Lines within a block are shorter than it.
             *ended, rest = block.split(b"\n")
-            longest = max(longest, length + len(ended[0] if ended else rest))
-            length = len(rest) if ended else length + len(rest)
-    if max(longest, length) > _MOST_LINE:
-        raise UsageError(f"{path}: a line of more than {_MOST_LINE >> 20} MiB; give a file with one row a line")
+            longest = length + len(ended[0] if ended else rest)
+            length = len(rest) if ended else longest
+            if longest > _MOST_LINE:
+                raise UsageError(f"{path}: a line of more than {_MOST_LINE >> 20} MiB; give a file with one row a line")
+        yield block
 
 
 def _none(path: Path, column: str) -> Iterator[_BadRow]:

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from typing_extensions import override
 
 from ..errors import RunError, UsageError
 from ..files import check_file, read_bytes, reason_of
+from .bad_rows import of_short_lines
 from .cache import build_once, facts_of_files, file_states, fingerprint, takes_files
 from .config import COMPRESSIONS, DataConfig, corpus_suffix
 from .documents import (
@@ -81,8 +83,8 @@ def unpacked(path: Path, cache_dir: Path) -> Path:
     """Return a file without its compression: itself, or a copy in ``cache_dir``, reused while the file is unchanged.
 
     Raises:
-        UsageError: the file cannot be read, or its compression is damaged.
-        RunError: the disk is full.
+        UsageError: the file cannot be read, its compression is damaged, or a line is too long to be a row.
+        RunError: the copy would take more than half of the free disk.
     """
     if not is_compressed(path):
         return path
@@ -90,8 +92,17 @@ def unpacked(path: Path, cache_dir: Path) -> Path:
     name = path.stem
 
     def build(scratch: Path) -> dict[str, Any]:
+        # A file of a megabyte may hold a thousand; nothing but its reading says so.
+        free, n_bytes = shutil.disk_usage(scratch).free, 0
         with (scratch / name).open("wb") as file:
-            file.writelines(content_blocks(path))
+            for block in of_short_lines(path, content_blocks(path)):
+                n_bytes += len(block)
+                if n_bytes > free // 2:
+                    raise RunError(
+                        f"{path}: takes more than half of the {free / 1e9:,.1f} GB free in {cache_dir} when it is "
+                        "unpacked; free some, or set data.cache_dir elsewhere"
+                    )
+                file.write(block)
         return {"files": facts_of_files(scratch)}
 
     build_once(folder, build)

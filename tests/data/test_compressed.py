@@ -11,7 +11,7 @@ import pytest
 
 from birthmark.data.config import DataConfig, corpus_suffix
 from birthmark.data.corpora import open_corpus
-from birthmark.errors import UsageError
+from birthmark.errors import RunError, UsageError
 
 
 def zst(content):
@@ -89,3 +89,22 @@ def test_a_compressed_table_is_none_that_is_read(config, tmp_path):
     problems = replace(config, path=str(tmp_path / "a.parquet.gz")).problems()
     assert ["of no known kind" in problem for problem in problems] == [True]
     assert [corpus_suffix(n) for n in ("A.TXT.GZ", "b.jsonl.zst", "c.gz", "d.py")] == [".txt", ".jsonl", ".gz", ".py"]
+
+
+def test_a_small_file_that_holds_much_is_refused_and_leaves_no_copy(config, tmp_path, monkeypatch):
+    file, disk = tmp_path / "x.jsonl.gz", shutil.disk_usage(tmp_path)
+
+    def written(*blocks, free=disk.free):
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk._replace(free=free))
+        with gzip.open(file, "wb", 1) as out:
+            out.writelines(blocks)
+        return replace(config, path=str(file))
+
+    monkeypatch.setattr("birthmark.data.bad_rows._MOST_LINE", 1 << 21)
+    with pytest.raises(UsageError, match=r"x\.jsonl\.gz: a line of more than 2 MiB; give a file with one row a line$"):
+        open_corpus(written(b'{"text": "a"}\n{"text": "', *[bytes(1 << 20)] * 3))
+    rows = [b'{"text": "a"}\n' * 80_000] * 4
+    with pytest.raises(RunError, match=r"x\.jsonl\.gz: takes more than half of the 0\.0 GB free in .*cache when it is"):
+        open_corpus(written(*rows, free=8_000_000))
+    assert {path.suffix for path in Path(config.cache_dir).rglob("*")} == {".lock"}
+    assert open_corpus(written(*rows, free=9_000_000)).content_hash()
