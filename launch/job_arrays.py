@@ -15,7 +15,7 @@ from typing import Any
 
 from ..child_python import python_command
 from ..errors import RunError, UsageError
-from ..files import atomic_path, write_text
+from ..files import atomic_path, one_line, write_text
 from ..study.trials import Trial, each_once
 from ..yaml_files import yaml_text
 
@@ -38,6 +38,9 @@ def fill_in(
         words: arguments that it passes on, before those of its start.
         sbatch: options of SLURM's sbatch, without their dashes, in place of the file's own of these names.
         first: commands at its beginning.
+
+    Raises:
+        UsageError: a value that no line of sbatch's can hold.
     """
     lines = [*first, *(f'[ -n "${{{name}:-}}" ] || {name}={shlex.quote(value)}' for name, value in variables.items())]
     if words:
@@ -47,12 +50,21 @@ def fill_in(
     for name, value in sbatch.items():
         # sbatch takes the last line of an option: the file's own would win.
         text = re.sub(rf"^#SBATCH --{re.escape(name)}(=.*)?\n", "", text, flags=re.MULTILINE)
-        text = text.replace("#SBATCH ", f"#SBATCH --{name}={_quoted(value)}\n#SBATCH ", 1)
+        text = text.replace("#SBATCH ", f"#SBATCH --{name}={_quoted(name, value)}\n#SBATCH ", 1)
     return text
 
 
-def _quoted(value: str) -> str:
-    """Quote a value as sbatch reads it in a file: in quotation marks if it contains white space."""
+def _quoted(name: str, value: str) -> str:
+    """Quote an option's value as sbatch reads it in a file: in quotation marks if it contains white space.
+
+    Raises:
+        UsageError: it would end its line or the quotation.
+    """
+    if '"' in value or not value.isprintable():
+        raise UsageError(
+            f"--{name} {one_line(value)}: stands in a line of the file for sbatch; leave quotation marks and "
+            "characters that do not print out"
+        )
     return f'"{value}"' if re.search(r"\s", value) else value
 
 
@@ -110,7 +122,7 @@ def sbatch_options(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         option, equals, value = word.partition("=")
         option = option.removeprefix("--")
-        if not (equals and value and option.replace("-", "").isalnum()) or "\n" in value:
+        if not (equals and value and option.replace("-", "").isalnum()):
             raise UsageError(f"--sbatch {word}: write OPTION=VALUE as sbatch has it, as in gpus=1 time=2:00:00")
         if option in _OURS:
             raise UsageError(f"--sbatch {word}: the array sets it, leave it out")

@@ -173,6 +173,7 @@ def test_numbers_as_slurm_writes_them():
         (["--launcher=wandb", "--summary"], "--summary: --launcher wandb hands over all runs"),
         (["--launcher=wandb", "--jobs=2"], "--jobs 2: as many runs of a sweep"),
         (["--launcher=slurm", "--sbatch", "gpus"], "--sbatch gpus: write OPTION=VALUE"),
+        (["--launcher=slurm", "--sbatch", "time=1\ntouch x"], "--time 1 touch x: stands in a line of the file"),
         (["--launcher=slurm", "--sbatch", "array=0-9"], "--sbatch array=0-9: the array sets it"),
         (["--launcher=slurm", "--jobs=0"], "--jobs 0: give at least 1"),
         (["--launcher=ssh"], "launcher: 'ssh' is not one of"),

@@ -407,6 +407,15 @@ def test_a_job_for_slurm_has_what_sbatch_is_asked_for(tmp_path):
     assert subprocess.run(["bash", "-n", job]).returncode == 0
 
 
+@pytest.mark.parametrize("value", ["x\n#SBATCH --wrap=y\n", 'x" --wrap="y', "x\r", "x\x1b[2J", "x\u2028"])
+def test_a_value_stays_in_its_line_of_a_job(value, tmp_path, refused):
+    job = tmp_path / "job.sbatch"
+    line = refused("launch", "slurm", f"--partition={value}", f"--write={job}", "--config=demo")
+    assert "--partition x" in line
+    assert line.rstrip().endswith("leave quotation marks and characters that do not print out")
+    assert not job.exists()
+
+
 def test_a_job_is_handed_to_sbatch_with_this_environment(tmp_path):
     program(tmp_path / "bin/sbatch", '#!/bin/sh\necho "$PYTHON" "$MAX_RESTARTS" "$@"\n')
     command = [sys.executable, "-m", "birthmark.launch.cli", "launch", "slurm", "--nodes=2", "--max_restarts=1"]
