@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...errors import UsageError
@@ -94,11 +95,15 @@ _WATCHED: dict[nn.Module, tuple[int, ObservedPass]] = {}
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode within the context; each has its own mode again behind it."""
+    """Put all modules into evaluation mode within the context, and run compiled ones uncompiled; each has its own mode
+    again behind it.
+    """
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        yield
+        # A module compiled in place would compile hooks and the replaced attention too, or leave them out.
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -60,6 +60,35 @@ def test_the_training_is_the_same_bit_for_bit_with_and_without(llama, token_batc
     assert [sorted(vars(m)) for m in measured.modules()] == [sorted(vars(m)) for m in left.modules()]
 
 
+@pytest.mark.parametrize("compiled", [pytest.param("the model", marks=pytest.mark.heavy), "its blocks"])
+def test_a_model_compiled_in_place_trains_on_and_is_measured_as_it_is(compiled, llama, token_batches, tmp_path):
+    """Backend eager: graphs as they are compiled, without a compiler. The figures are those of the same weights, not
+    compiled."""
+
+    def compile_in_place(model):
+        torch._dynamo.reset()
+        if compiled == "the model":
+            model.compile(backend="eager")
+        else:
+            first, second = model.model.layers
+            first.compile(backend="eager")
+            model.model.layers[1] = torch.compile(second, backend="eager")
+        return model
+
+    settings, found = SnapshotConfig(n_sequences=4, seq_len=8), []
+    recorder, measured, left = SnapshotRecorder(tmp_path / "in", settings), llama(), llama()
+
+    def each(step):
+        if step < 2:
+            found.append(recorder.take_if_possible(measured, step))
+
+    losses = train(compile_in_place(measured), token_batches[:2], each)
+    assert losses == train(compile_in_place(left), token_batches[:2])
+    assert all(torch.equal(a, b) for a, b in zip(measured.parameters(), left.parameters(), strict=True))
+    assert "not_measured" not in found[1].summary
+    assert found[0].bias == SnapshotRecorder(tmp_path / "plain", settings).take(llama(), 0).bias
+
+
 def test_a_snapshot_is_what_measure_gives_compared_with_step_0(llama, token_batches, small_probe, tmp_path):
     recorder, model, copies = SnapshotRecorder(tmp_path, small_probe), llama(), {}
 
