@@ -99,12 +99,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     again behind it.
     """
     modes = {module: module.training for module in model.modules()}
+    # RWKV divides weights in place as it evaluates: a snapshot gives them back.
+    rescaled: dict[Any, bool] = {m: m.layers_are_rescaled for m in modes if hasattr(m, "layers_are_rescaled")}
     model.eval()
     try:
         # A module compiled in place would compile hooks and the replaced attention too, or leave them out.
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
+        for module, was in rescaled.items():
+            module.training = not was
+            module._rescale_layers()
         for module, mode in modes.items():
             module.training = mode
 

@@ -89,6 +89,17 @@ def test_a_model_compiled_in_place_trains_on_and_is_measured_as_it_is(compiled, 
     assert found[0].bias == SnapshotRecorder(tmp_path / "plain", settings).take(llama(), 0).bias
 
 
+def test_a_snapshot_gives_rwkv_its_weights_back(small_probe, tmp_path):
+    """Behind block 6 it divides weights by 2 as it evaluates, and multiplies them as it trains again."""
+    config = transformers.RwkvConfig(vocab_size=61, hidden_size=16, attention_hidden_size=16, num_hidden_layers=8)
+    for mode in (True, False):
+        model = transformers.RwkvForCausalLM(config).train(mode)
+        before = copy.deepcopy(model.state_dict())
+        SnapshotRecorder(tmp_path / str(mode), small_probe).take(model, 0)
+        assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+        assert {m.training for m in model.modules()} == {mode}
+
+
 def test_a_snapshot_is_what_measure_gives_compared_with_step_0(llama, token_batches, small_probe, tmp_path):
     recorder, model, copies = SnapshotRecorder(tmp_path, small_probe), llama(), {}
 
