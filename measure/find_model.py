@@ -14,9 +14,11 @@ from .ranks import max_over_ranks
 
 
 def unwrap(model: Any) -> Any:
-    """Remove the wrappers of training from ``model``: ``DistributedDataParallel``, ``torch.compile``."""
+    """Remove the wrappers of training from ``model``: ``torch.compile``, Fabric, those of several devices."""
     while True:
-        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", model)
+        # Fabric's module casts inputs and opens autocast around the module that was given to it.
+        is_wrapper = isinstance(model, DistributedDataParallel | nn.DataParallel) or hasattr(model, "_forward_module")
+        inner = model.module if is_wrapper else getattr(model, "_orig_mod", model)
         if inner is model:
             return model
         model = inner

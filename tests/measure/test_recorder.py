@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from lightning.fabric import Fabric
 from tokenizers import Tokenizer
 from torchmetrics import Metric
 from transformers import PreTrainedTokenizerFast
@@ -87,6 +88,20 @@ def test_a_model_compiled_in_place_trains_on_and_is_measured_as_it_is(compiled, 
     assert all(torch.equal(a, b) for a, b in zip(measured.parameters(), left.parameters(), strict=True))
     assert "not_measured" not in found[1].summary
     assert found[0].bias == SnapshotRecorder(tmp_path / "plain", settings).take(llama(), 0).bias
+
+
+def test_wrappers_of_training_are_measured_as_the_model_within_and_stay(llama, small_probe, tmp_path):
+    """Fabric's module opens autocast anew around each pass."""
+    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    model = llama()
+    expected = SnapshotRecorder(tmp_path / "raw", small_probe).take(model, 0)
+    for name, wrapper in (("fabric", fabric.setup_module(model)), ("parallel", torch.nn.DataParallel(model))):
+        before = [(id(m), m.training, sorted(vars(m))) for m in wrapper.modules()]
+        found = SnapshotRecorder(tmp_path / name, small_probe).take(wrapper, 0)
+        assert (found.bias, found.summary["probe"]) == (expected.bias, expected.summary["probe"])
+        assert found.arrays.keys() == expected.arrays.keys()
+        assert all(np.array_equal(array, expected.arrays[key], equal_nan=True) for key, array in found.arrays.items())
+        assert [(id(m), m.training, sorted(vars(m))) for m in wrapper.modules()] == before
 
 
 def test_a_snapshot_gives_rwkv_its_weights_back(small_probe, tmp_path):
