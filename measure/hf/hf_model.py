@@ -195,6 +195,11 @@ class HFModel(nn.Module):
         self.model = getattr(model, "_orig_mod", model)  # hooks would break a compiled graph
         transformers_library(f"a {type(self.model).__name__}")
         whole = self.model.config
+        if getattr(whole, "is_encoder_decoder", False):
+            raise UsageError(
+                f"{type(self.model).__name__} is an encoder and a decoder, which reads other tokens than it is given: "
+                "measure a decoder alone, as the …ForCausalLM classes have it"
+            )
         config = whole.get_text_config(decoder=True)
         self._type = config.model_type or whole.model_type
         self._places = places_of(self._type, config)

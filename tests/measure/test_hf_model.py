@@ -146,6 +146,12 @@ def test_a_model_on_several_devices_is_refused(their_model):
 def test_what_cannot_be_measured_is_refused_by_name(their_model, monkeypatch):
     with pytest.raises(UsageError, match=r"not the gpt2 model that transformers has \(it has no language-model head\)"):
         HFModel(transformers.GPT2Model(transformers.GPT2Config(n_layer=1, vocab_size=9)))
+    sizes = ("layers", "attention_heads", "ffn_dim")
+    parts = {f"{part}_{size}": 2 for part in ("encoder", "decoder") for size in sizes}
+    mbart = transformers.MBartConfig(vocab_size=61, d_model=16, max_position_embeddings=24, **parts)
+    with pytest.raises(UsageError, match=r"^MBartForConditionalGeneration is an encoder and a decoder, .*ForCausalLM"):
+        HFModel(transformers.MBartForConditionalGeneration(mbart))
+    assert measure(HFModel(transformers.MBartForCausalLM(mbart)), PROBE).scalars["preference_ratio"] > 1
     renamed = their_model("llama")
     for block in renamed.model.layers:
         block.attention = block.self_attn
