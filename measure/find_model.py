@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 from ..models.decoder import Decoder
 from .hf import HFModel
+from .hf.observed_pass import refusing
 from .ranks import max_over_ranks
 
 
@@ -41,7 +42,8 @@ def measurable(model: Any) -> Decoder | HFModel:
         )
     if not hasattr(getattr(model, "config", None), "model_type"):
         raise UsageError(f"{type(model).__name__} is no language model of transformers, and cannot be measured")
-    return HFModel(model)
+    with refusing(model):
+        return HFModel(model)
 
 
 def _lies_flat(model: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..data.packing import DocumentBorders
 from ..data.probes import passage_probe, random_probe, text_ids
@@ -27,6 +29,7 @@ from ..errors import RunError, UsageError
 from ..metrics.rankings import ranking
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
+from ..models.user_classes import in_words
 from .config import SnapshotConfig
 from .find_model import measurable, unwrap
 from .gradients import measure_gradients, with_gradients
@@ -42,7 +45,7 @@ from .user_metrics import MetricLike, find_metrics
 TokenTexts = Callable[[Sequence[int]], list[str]]
 T = TypeVar("T")
 
-#: Errors that keep something from being measured or written; any other is a bug.
+#: Errors that keep something from being measured or written; any other is a bug, unless it arose in a user's model.
 _FAILURES = (UsageError, RunError, OSError)
 
 
@@ -166,12 +169,43 @@ def _misfit(name: str, probe_NT: np.ndarray, vocab_size: int) -> str | None:
     return f"probes {name!r} has token {wrong}: this model has 0 to {vocab_size - 1}; give its own tokens"
 
 
-def _part(make: Callable[[], T], instead: T, absent: list[str] | None) -> T:
+def _arose_in(model: Any, error: BaseException) -> bool:
+    """Return True if an error arose in a call of a module of the user's model, and not in a hook of this package."""
+    is_users = isinstance(model, nn.Module) and not isinstance(model, Decoder)
+    modules = {id(module) for module in model.modules()} if is_users else set()
+    inside = False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
+            inside = False
+        elif id(frame.f_locals.get("self")) in modules:
+            inside = True
+    return inside
+
+
+def _agreed(make: Callable[[], T], blamed: Any) -> T:
+    """Return the result of ``make``, which fails on every rank or on none. An error that arose in ``blamed``, a user's
+    model, unless it is None, and memory that does not suffice then are a RunError.
+    """
+
+    def named() -> T:
+        try:
+            return make()
+        except _FAILURES:
+            raise
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError | MemoryError) or _arose_in(blamed, error):
+                raise RunError(in_words(error)) from error
+            raise
+
+    return on_all_ranks(make if blamed is None else named)
+
+
+def _part(make: Callable[[], T], instead: T, absent: list[str] | None, blamed: Any) -> T:
     """Return the result of ``make``; if it fails on any rank, add the reason to ``absent``, if given, and return
-    ``instead``.
+    ``instead``. ``blamed``: see :func:`_agreed`.
     """
     try:
-        return on_all_ranks(make)
+        return _agreed(make, blamed)
     except _FAILURES as error:
         if absent is None:
             raise
@@ -302,7 +336,8 @@ class SnapshotRecorder:
 
         Parts that cannot be measured are absent and named by one warning. The snapshot lists the reasons as
         ``not_measured`` in its summary; without a snapshot, the folder's ``not_measured.json`` has the reason. In a
-        process group all ranks skip together. Without ``writes`` neither the snapshot nor a reason is written.
+        process group all ranks skip together. Without ``writes`` neither the snapshot nor a reason is written. Errors
+        that arise in a user's model, and memory that does not suffice, are such failures; any other error is raised.
 
         Returns:
             The snapshot; None without one.
@@ -326,16 +361,18 @@ class SnapshotRecorder:
         """Take a snapshot. A part that cannot be measured is an error, unless ``absent`` is given: then its reason is
         added there.
         """
-        seen = on_all_ranks(lambda: self._observable(model, step, drops=absent is not None))
+        # An error in a user's model is raised as it is, where errors are.
+        blamed = None if absent is None else unwrap(model)
+        seen = _agreed(lambda: self._observable(model, step, drops=absent is not None), blamed)
         if absent is not None:
             absent += self.dropped.values()
         if step == 0 or not self._looked:
-            self._find_references(seen, step)
+            _agreed(lambda: self._find_references(seen, step), blamed)
         start = time.perf_counter()
         by_probe: dict[str, Measurement] = {}
         for name in self.probes:
             drops = None if name == "random" else absent
-            found = _part(partial(self._measure, seen, name, step, absent), None, drops)
+            found = _part(partial(self._measure, seen, name, step, absent), None, drops, blamed)
             if found is not None:
                 by_probe[name] = found
         snapshot = self._snapshot(seen, by_probe, step, time.perf_counter() - start)
@@ -422,7 +459,7 @@ class SnapshotRecorder:
             if length > longest and rank_of_process() == 0:
                 warnings.warn(
                     f"{what} has {length} positions, and this model {longest}: it is shortened to {longest}",
-                    stacklevel=6,
+                    stacklevel=7,
                 )
         self._seq_len = min(self._seq_len, longest)
         self.probes = {name: given[:, :longest] for name, given in self.probes.items()}
@@ -494,6 +531,8 @@ class SnapshotRecorder:
         borders = None if probe == "random" else self.borders
         documents_NT = None if borders is None else borders.documents(torch.from_numpy(tokens_NT)).numpy()
 
+        blamed = None if absent is None else model
+
         def measured(metrics: Sequence[MetricSource]) -> Measurement:
             return measure(
                 model,
@@ -516,10 +555,10 @@ class SnapshotRecorder:
 
         try:
             # A metric of the user's that fails, and gradients, are missed alone.
-            whole = _part(partial(measured, self.metrics), None, absent if self.metrics else None)
+            whole = _part(partial(measured, self.metrics), None, absent if self.metrics else None, blamed)
             found = measured([]) if whole is None else whole
             if self.config.gradients and probe == ("text" if "text" in self.probes else "random"):
-                found = _part(with_gradient, found, absent)
+                found = _part(with_gradient, found, absent, blamed)
             return found
         except RunError as error:
             if absent is not None:

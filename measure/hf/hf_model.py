@@ -25,6 +25,7 @@ from .observed_pass import (
     evaluating,
     expert_width,
     find,
+    refusing,
     transformers_library,
     weights_in_memory,
 )
@@ -283,11 +284,11 @@ class HFModel(nn.Module):
         observation. Collective: call on every rank.
 
         Raises:
-            UsageError: observation changes the results of a model of a known family.
+            UsageError: observation changes the results of a model of a known family, or a pass fails.
         """
         if self._unseen is None:
             length = min(seq_len, _LOOK, self.config.max_seq_len or _LOOK)
-            with evaluating(self.model):  # dropout would make each pass another
+            with refusing(self.model), evaluating(self.model):  # dropout would make each pass another
                 record = self._look(torch.arange(length, device=self.device)[None] % self.config.vocab_size)
             config = self.config
             shape = config.n_heads, config.d_head, config.d_value

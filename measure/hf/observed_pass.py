@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import UsageError
+from ...errors import RunError, UsageError
 from ...models.attention.fused.backends import over_heads
 from ...models.attention.normalisers import WeightedSum
 from ...models.observe import Attended, Observer, Sublayer, show_sublayer
 from ...models.tensor_shards import full_shape
+from ...models.user_classes import in_words
 from .attention_scores import REPLACED_METHODS, Attending, ReadMask
 from .family_places import EXPERTS, FamilyPlaces
 
@@ -100,7 +101,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """
     modes = {module: module.training for module in model.modules()}
     # RWKV divides weights in place as it evaluates: a snapshot gives them back.
-    rescaled: dict[Any, bool] = {m: m.layers_are_rescaled for m in modes if hasattr(m, "layers_are_rescaled")}
+    rescaled: dict[Any, Any] = {m: m.layers_are_rescaled for m in modes if hasattr(m, "layers_are_rescaled")}
     model.eval()
     try:
         # A module compiled in place would compile hooks and the replaced attention too, or leave them out.
@@ -112,6 +113,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module._rescale_layers()
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def refusing(model: Any) -> Iterator[None]:
+    """Refuse the model if anything fails within the context, where it is seen for the first time.
+
+    Raises:
+        UsageError: names the error, which is its cause.
+    """
+    try:
+        yield
+    except (UsageError, RunError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UsageError(f"this {type(model).__name__} cannot be measured: {in_words(error)}") from error
 
 
 class ObservedPass:

@@ -408,6 +408,70 @@ def test_what_cannot_be_measured_is_absent_and_the_rest_is_measured(llama, small
     assert "Not measured: probes &#39;text&#39; has token 99" in page
 
 
+def failing(llama, error, place):
+    """A Llama that raises the error: as its parts are asked for, in a pass at first sight, or in a later one."""
+
+    class Llama(type(llama())):
+        def get_decoder(self):
+            if place == "parts":
+                raise error
+            return super().get_decoder()
+
+        def forward(self, input_ids, **more):
+            if place == "look" or (place == "pass" and len(input_ids) > 1):
+                raise error
+            return super().forward(input_ids, **more)
+
+    model = llama()
+    model.__class__ = Llama
+    return model
+
+
+@pytest.mark.parametrize("place", ["parts", "look", "pass"])
+@pytest.mark.parametrize("kind", [ValueError, torch.OutOfMemoryError])
+def test_an_error_of_the_users_model_ends_no_training(place, kind, llama, small_probe, tmp_path):
+    """It is named once, at birth and later, and noted for each step. The model is left as it was."""
+    error = kind("not\nso")
+    recorder, model = SnapshotRecorder(tmp_path, small_probe), failing(llama, error, place).train()
+    model.model.layers[0].eval()
+    before = [(m.training, sorted(vars(m)), len(m._forward_hooks)) for m in model.modules()]
+    with pytest.warns(UserWarning, match=rf"not measured at step \d: .*{kind.__name__}: not so$") as said:
+        assert [recorder.take_if_possible(model, step) for step in range(3)] == [None] * 3
+    assert len(said) == (2 if place == "pass" else 1)
+    assert RunDir(tmp_path).read_not_measured().keys() == {0, 1, 2}
+    assert [(m.training, sorted(vars(m)), len(m._forward_hooks)) for m in model.modules()] == before
+    raises = SnapshotRecorder(tmp_path, dataclasses.replace(small_probe, on_error="raise"))
+    is_refused = place != "pass" and kind is ValueError
+    with pytest.raises(UsageError if is_refused else kind) as caught:
+        raises.take_if_possible(model, 0)
+    assert error is (caught.value.__cause__ if is_refused else caught.value)
+
+
+def test_an_error_of_birthmark_itself_is_no_error_of_the_users_model(llama, small_probe, tmp_path, monkeypatch):
+    """Also where the model's own pass calls what fails."""
+
+    def residual(*shown):
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr("birthmark.measure.passes.MetricObserver.residual", residual)
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        SnapshotRecorder(tmp_path, small_probe).take_if_possible(llama(), 0)
+
+
+def test_a_model_of_another_interface_ends_no_training(llama, small_probe, tmp_path):
+    """Tuples in place of outputs, and a config with names of its own."""
+    tuples, named = llama(), torch.nn.Linear(2, 2)
+    tuples.forward = lambda input_ids, **more: (torch.zeros(*input_ids.shape, 61),)
+    named.config = transformers.PreTrainedConfig(n_layer=2)
+    named.config.model_type = "mine"
+    for model, words in (
+        (tuples, "LlamaForCausalLM cannot be measured: AttributeError"),
+        (named, "this Linear cannot"),
+    ):
+        with pytest.warns(UserWarning, match=words):
+            assert SnapshotRecorder(tmp_path, small_probe).take_if_possible(model, 0) is None
+
+
 def test_a_step_without_a_snapshot_is_noted_in_the_folder_and_on_the_page(llama, small_probe, tmp_path):
     recorder, broken = SnapshotRecorder(tmp_path, small_probe), llama()
     recorder.take_if_possible(llama(), 0)
