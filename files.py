@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from .errors import RunError, UsageError
 from .schema import SchemaError, checked
+from .urls import hide_credentials
 
 #: Reasons why a device takes no more bytes, with the mend.
 _NO_ROOM = {
@@ -524,18 +525,24 @@ def _refuse_nul(path: str | Path) -> None:
 
 
 def one_line(text: object, limit: int = 200) -> str:
-    """Return a text of unknown origin as one line for a message: its first characters, with unprintable ones
-    escaped.
+    """Return a text of unknown origin as one line for a message: its first characters, without the credentials of
+    URLs, and with unprintable ones escaped.
     """
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(str(text).split())[:limit])
+    # Before the cut, which could leave half of a password without the @ behind it.
+    bare = hide_credentials(str(text))
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(bare.split())[:limit])
     return line.encode("utf-8", errors="backslashreplace").decode()
 
 
 #: Prefixes that libraries put before their sentence, however deep: "Couldn't deserialize thrift: TProtocolException:
 #: …".
-_CLASS_NAMES = re.compile(r"\b[A-Za-z_.]+(?:Error|Exception|Warning|Interrupt)\b(?::\s*)?")
+_CLASS_NAMES = re.compile(r"\b[A-Za-z_.]{1,100}(?:Error|Exception|Warning|Interrupt)\b(?::\s*)?")
+
+#: Characters of a library's message in which names of classes are looked for.
+_LONGEST_REASON = 4096
 
 
 def reason_of(error: BaseException, otherwise: str = "its library says no more") -> str:
     """Return the message of a library's error in one line, without names of classes; ``otherwise`` if it is empty."""
-    return one_line(" ".join(_CLASS_NAMES.sub("", str(error)).split())) or otherwise
+    said = hide_credentials(str(error))[:_LONGEST_REASON]
+    return one_line(_CLASS_NAMES.sub("", said)) or otherwise

@@ -27,10 +27,11 @@ _SECRET = re.compile(
 _OF_AZURE = frozenset(
     ("sv", "se", "st", "sp", "sr", "spr", "sip", "si", "ss", "srt", "skoid", "sktid", "skt", "ske", "sks", "skv")
 )
-#: A URL within a text: up to a space, or behind its user up to a quotation mark or a bracket.
-_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^\s/@]*@)?(?:(?!,[A-Za-z][\w+.-]*://)[^\s\"'<>`])*")
-#: The begin of a URL up to its host, where that cannot be one: its port is no number.
-_NO_HOST = re.compile(r"[^\[/?#@][^/?#@]*:(?!\d*(?:[/?#]|$))[^/?#@]*[/?#]")
+#: A URL within a text: up to a space, or behind its user up to a quotation mark or a bracket. Its scheme is bounded, as
+#: a search from every letter of a long word would otherwise take the square of its length.
+_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://(?:[^\s/@]*@)?(?:(?!,[A-Za-z][\w+.-]*://)[^\s\"'<>`])*")
+#: The begin of a URL up to its host, where that cannot be one: its port, from the first colon on, is no number.
+_NO_HOST = re.compile(r"[^\[/?#@][^:/?#@]*:(?!\d*(?:[/?#]|$))[^/?#@]*[/?#]")
 
 
 class Credentials(NamedTuple):
@@ -70,7 +71,8 @@ def divide(url: str) -> tuple[str, Credentials]:
         (field, value) for field, value in pairs if _SECRET.fullmatch(field) or (signed and field.lower() in _OF_AZURE)
     )
     if secret:
-        kept = [pair for pair in pairs if pair not in secret]
+        hidden = set(secret)
+        kept = [pair for pair in pairs if pair not in hidden]
         query, query_mark = urlencode(kept), "?" if kept else ""
     found = Credentials(user, secret)
     if not found:
@@ -85,7 +87,7 @@ def without_credentials(url: str) -> str:
 
 def hide_credentials(text: str) -> str:
     """Take the credentials out of every URL in a text of any kind: a message, a word of a command line."""
-    return _URL_IN_TEXT.sub(lambda found: without_credentials(found[0]), text)
+    return _URL_IN_TEXT.sub(lambda found: without_credentials(found[0]), text) if "://" in text else text
 
 
 # ── who may know them ────────────────────────────────────────────────────────────────────────────────────────────────

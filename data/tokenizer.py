@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typing_extensions import TypedDict
 
 from ..errors import UsageError
-from ..files import read_bytes, read_json, user_path
+from ..files import one_line, read_bytes, read_json, user_path
 
 END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
@@ -62,8 +62,7 @@ class TextTokenizer:
         try:
             self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
         except Exception as error:  # the library raises nothing narrower
-            reason = " ".join(str(error).split())[:200]
-            raise UsageError(f"data.tokenizer: {name!r} is not a tokenizers JSON file ({reason})") from error
+            raise UsageError(f"data.tokenizer: {name!r} is not a tokenizers JSON file ({one_line(error)})") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True

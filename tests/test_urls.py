@@ -1,5 +1,6 @@
 """URLs and the credentials in them."""
 
+import time
 from itertools import permutations
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from birthmark import urls
 from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.files import one_line, reason_of
 from birthmark.urls import (
     VARIABLE,
     credentials_for_children,
@@ -83,6 +85,24 @@ def test_a_password_of_any_letters_never_stays(password, path):
 def test_texts_lose_the_credentials_of_every_url():
     text = "--path=['http://me:S3cr'3t@h/a?sig=S3cr3t','http://you:S3cr3t@h/b'],http://h/c?token=S3cr3t (see https://h)"
     assert hide_credentials(text) == "--path=['http://h/a','http://h/b'],http://h/c (see https://h)"
+
+
+@pytest.mark.parametrize("part", ["a", "a.", "AError", "://", "a://", "a:", ",a", "1:", "&sig=", "@", 'b://"'])
+def test_a_long_text_is_read_in_time_that_grows_with_its_length(part):
+    """40 kB took up to 34 s, and 60 kB more than twice that."""
+    text = part * (60_000 // len(part))
+    start = time.process_time()
+    for whole in (text, f"http://h{text} http://me:S3cr3t@h"):
+        assert "S3cr3t" not in hide_credentials(whole) + reason_of(ValueError(whole))
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("cut", [one_line, lambda text: reason_of(ValueError(text))])
+@pytest.mark.parametrize("before", [0, 180, 195, 4080])
+def test_no_cut_leaves_half_of_a_password(cut, before):
+    """The @ that says that it is one may lie behind the last character that is kept."""
+    for password in ("S3cr3t", "S3cr3t" * 2000):
+        assert "S3cr" not in cut(f"{'x ' * (before // 2)}http://me:{password}@host/a")
 
 
 def test_a_config_never_holds_them_and_this_process_does():
