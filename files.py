@@ -530,8 +530,17 @@ def one_line(text: object, limit: int = 200) -> str:
     """
     # Before the cut, which could leave half of a password without the @ behind it.
     bare = hide_credentials(str(text))
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(bare.split())[:limit])
-    return line.encode("utf-8", errors="backslashreplace").decode()
+    return printable(" ".join(bare.split())[:limit])
+
+
+def printable(text: object, kept: str = "\n") -> str:
+    """Escape all characters that do not print, but for those ``kept``: whatever holds a stranger's text goes through
+    this on its way to a terminal, which would obey it.
+    """
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 #: Prefixes that libraries put before their sentence, however deep: "Couldn't deserialize thrift: TProtocolException:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from os.path import commonprefix
 from typing import Any
 
+from ..files import printable
+
 MISSING = "–"
 """The mark in place of a missing number."""
 
@@ -104,11 +106,6 @@ def in_ascii(text: str) -> str:
 
 
 # ---------------------------------------------------------------- texts and names
-
-
-def printable(text: Any) -> str:
-    """Escape all characters that do not print: token texts and file names may hold anything."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def one_line(text: Any) -> str:

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..files import finite_or_nan, read_text
+from ..files import finite_or_nan, printable, read_text
 from ..measure.records import MetricsLog, RunDir, Snapshot, metrics_by_step
 from ..metrics.quantities import MEASURED
 from ..metrics.quantity import Quantity
-from .formatting import printable
 
 
 @dataclass(frozen=True)

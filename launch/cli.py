@@ -20,9 +20,10 @@ _interrupts: list[int] = []
 
 def _report_failure(line: str, status: int) -> int:
     """Print ``line`` once, even if several processes of one run fail together; return the exit status."""
+    from ..files import printable
     from ..urls import hide_credentials
 
-    line = hide_credentials(line)
+    line = printable(hide_credentials(line))
     # Variables that torchrun and DeepSpeed set, and srun.
     if "WORLD_SIZE" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ:
         from ..trainer.processes.joint_failure import report_failure, tell_launcher

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table as Grid
+from rich.text import Text
 
-from ..files import strict
+from ..files import printable, strict
 from ..findings.formatting import format_value
 from ..findings.run_history import PROBES, RunHistory
 from ..measure.records import Snapshot
@@ -80,7 +81,7 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     ]
     columns = 3 if console.width >= 110 else 2 if console.width >= 70 else 1
     for start in range(0, len(scalars), columns):
-        grid.add_row(*(part for pair in scalars[start : start + columns] for part in pair))
+        grid.add_row(*(Text(printable(part)) for pair in scalars[start : start + columns] for part in pair))
     console.print(grid)
     tokens = "  ".join(token["text"] for token in snapshot.summary["top_tokens"][:10])
     say(console, f"\nfavourite tokens: {tokens}")

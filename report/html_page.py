@@ -14,10 +14,10 @@ from typing import Any
 import jinja2
 from filelock import FileLock
 
-from ..files import remove_leftovers, write_text
+from ..files import printable, remove_leftovers, write_text
 from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group
 from ..findings.chain_links import LINKS_BY_BLOCK, peak_of
-from ..findings.formatting import format_value, printable
+from ..findings.formatting import format_value
 from ..findings.glossary import explained
 from ..findings.verdict import Group, scalar
 from ..measure.records import RunDir, Snapshot

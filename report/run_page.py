@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from ..files import strict
+from ..files import printable, strict
 from ..findings.compared_runs import (
     Comparison,
     Difference,
@@ -17,7 +17,7 @@ from ..findings.compared_runs import (
     paired_differences,
     signed,
 )
-from ..findings.formatting import MISSING, counted, format_value, printable
+from ..findings.formatting import MISSING, counted, format_value
 from ..findings.inactive_sections import why_inactive
 from ..findings.run_history import RunHistory, read_runs
 from ..measure.records import RunDir

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..files import find_folder, finite_or_nan
+from ..files import find_folder, finite_or_nan, printable
 from ..findings.chain_links import peaks_by_block
-from ..findings.formatting import format_value, printable
+from ..findings.formatting import format_value
 from ..findings.run_history import RunHistory
 from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot

@@ -8,7 +8,6 @@ from typing import Any
 
 from markupsafe import Markup
 from rich.console import Console
-from rich.text import Text
 
 from ..findings.formatting import format_value
 from ..findings.run_history import RunHistory, declared_quantities, read_runs, row_key
@@ -16,6 +15,7 @@ from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
 from .table import Cell, Column, Table, broken
+from .terminal import say
 from .verdicts import printed, verdicts
 
 _LINEAGE = ("seedprint_z", "seedprint_log10_p")
@@ -108,7 +108,7 @@ def print_table(run: RunDir, console: Console, history: RunHistory | None = None
         (history,) = read_runs([run])
     rows = history.rows
     if not rows:
-        console.print(Text(f"{run.path}: no snapshots yet"))
+        say(console, f"{run.path}: no snapshots yet")
         return
     found = [verdict for verdict in verdicts(history) if verdict.headline]
     console.print(printed(found, ascii_only=console.options.ascii_only))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from ..errors import UsageError
-from ..files import user_path
+from ..files import printable, user_path
 from ..findings.formatting import in_ascii
 from ..time_left import Pace, duration
 
@@ -24,11 +25,14 @@ Kind = Literal["page", "picture"]
 
 def print_json(value: Any) -> None:
     """Print the whole answer of a command as JSON, for ``--json``."""
-    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # JSON escapes no control characters from U+007F on.
+    print(re.sub(r"[^\n -~]", lambda c: c[0] if c[0].isprintable() else json.dumps(c[0])[1:-1], text), flush=True)
 
 
 def say(console: Console, text: str, *, title: str = "", style: str = "", wrapped: bool = False) -> None:
-    """Print a text as it is, without markup, in ASCII on a console that has no more; ``wrapped`` at its width.
+    """Print a text without markup, in ASCII on a console that has no more, and with escapes for what does not print;
+    ``wrapped`` at its width.
 
     Args:
         console: the console.
@@ -37,7 +41,7 @@ def say(console: Console, text: str, *, title: str = "", style: str = "", wrappe
         style: style of the text, as rich names it.
         wrapped: break lines at the console's width.
     """
-    written = Text.assemble((title, "bold"), "  " if title else "", (text, style))
+    written = Text.assemble((printable(title), "bold"), "  " if title else "", (printable(text, "\n\t"), style))
     if console.options.ascii_only:
         written.plain = in_ascii(written.plain)
     console.print(written, soft_wrap=not wrapped)
@@ -76,7 +80,7 @@ class RunConsole(Console):
 
 def print_written(what: str, path: Path) -> None:
     """Tell the user the path of a written file, beside the output of the command."""
-    Console(stderr=True).print(f"{what}: {path}", highlight=False, soft_wrap=True, markup=False)
+    Console(stderr=True).print(printable(f"{what}: {path}"), highlight=False, soft_wrap=True, markup=False)
 
 
 def print_picture(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..files import finite_or_nan
+from ..files import finite_or_nan, printable
 from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group, position_or_token, sink
 from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, peak_of, rank
 from ..findings.formatting import format_p, format_value, in_ascii
@@ -209,7 +209,8 @@ def printed(found: Sequence[Verdict], *, ascii_only: bool) -> Table:
     """Lay out verdicts for a terminal, each after the mark of its tone."""
     lines = Table.grid(padding=(0, 1))
     for verdict in found:
-        sentence = in_ascii(verdict.sentence) if ascii_only else verdict.sentence
+        sentence = printable(verdict.sentence)
+        sentence = in_ascii(sentence) if ascii_only else sentence
         lines.add_row(MARKS[verdict.tone][ascii_only], Text(sentence))
     if found:
         lines.add_row("", Text(legend_of_marks(found, ascii_only=ascii_only), style="dim"))

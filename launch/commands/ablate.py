@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +11,7 @@ from ...errors import UsageError
 from ...trainer.by_name.shipped_configs import find_config
 from ...trainer.config_parser import Parser
 from ...urls import hide_credentials
-from ..options import add_overrides, read_overrides
+from ..options import add_overrides, read_overrides, tell
 
 if TYPE_CHECKING:
     from ...study.study_file import StudyRequest
@@ -88,7 +87,7 @@ def run(options: Namespace) -> int:
         return _hand_over(options, request)
     failures = run_study(request)
     for failure in failures:
-        print(f"birthmark: error: {failure.trial.label}: {failure.reason} ({failure.trial.log})", file=sys.stderr)
+        tell(f"birthmark: error: {failure.trial.label}: {failure.reason} ({failure.trial.log})")
     return 1 if failures else 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import Namespace
 
 from ...errors import RunError, UsageError
-from ...files import one_line, reason_of
+from ...files import one_line, printable, reason_of
 from ...measure.records import RunDir
 from ...trainer.config_parser import Parser
 from ...urls import hide_credentials
+from ..options import tell
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +157,7 @@ def _export(options: Namespace) -> int:
             f"transformers {importlib.metadata.version('transformers')}, installed here, has no {layout.model_type}: "
             "a later one opens it, or export with --own_code"
         )
-    print("\n".join([options.out, *notes]))
+    print(printable("\n".join([options.out, *notes])))
     return 0
 
 
@@ -296,7 +296,7 @@ def _card(
                 certificate = {**statement, "sha256": content_digest(statement)}
         except RunError as error:  # the weights are what was asked for, and they are whole
             facts = RunFacts()
-            print(f"README.md says nothing of the run: {error}", file=sys.stderr)
+            tell(f"README.md says nothing of the run: {error}")
     return model_card(
         name,
         source.config,

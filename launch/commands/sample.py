@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 
 from jsonargparse import Namespace
 
 from ...errors import UsageError
+from ...files import printable
 from ...schema import SEEDS, outside
 from ...trainer.config_parser import Parser
 from ..options import add_model, add_trust, tell
 
 SUMMARY = "Let a model continue a text."
+#: Characters of a text's layout, which are printed as they are: Python does not count them as printable.
+_LAYOUT = "\n\t\xa0\u3000"
 
 
 def add_options(parser: Parser) -> None:
@@ -34,9 +38,9 @@ def run(options: Namespace) -> int:
         raise UsageError(f"--{problems[0]}")
     parts = _continuation(options)
     first = next(parts, "")  # a command that fails prints nothing
-    print(options.prompt + first, end="", flush=True)
-    for part in parts:
-        print(part, end="", flush=True)
+    print(options.prompt, end="")
+    for part in chain([first], parts):
+        print(printable(part, _LAYOUT), end="", flush=True)
     print(flush=True)
     return 0
 

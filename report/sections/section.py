@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...findings.formatting import printable
+from ...files import printable
 from ...findings.run_history import Start
 from ..charts.specs import Drawn
 from ..csv_files import LabelledArray, to_csv

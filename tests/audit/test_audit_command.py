@@ -1,15 +1,21 @@
 """`birthmark audit`: its table, its page, and its errors."""
 
 import csv
+import io
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
 from trained_suites import STEPS, exchange, weights_file
 
 from birthmark.launch.cli import main
+from birthmark.report.table import Cell, Column, Table
+from birthmark.report.terminal import say
 
 
 def test_what_is_no_suite_is_told_in_a_line(clean, capsys, tmp_path):
@@ -75,3 +81,37 @@ def test_a_spreadsheet_computes_no_name_of_a_checkpoint(suite, tmp_path, monkeyp
             cells = [cell for row in csv.reader(file) for cell in row]
         assert "'=HYPERLINK(\"http:" in cells
         assert not any(cell.startswith("=") for cell in cells)
+
+
+def test_names_of_strangers_reach_no_terminal_as_they_are(suite, capsys, tmp_path):
+    """OSC 52 would write the clipboard, and CSI 2 J erase the screen."""
+    escape = "\x1b]52;c;cm0=\x07\x1b[2J\x9b1m"
+    file = weights_file(suite, 8)
+    save_file(load_file(file) | {f"a{escape}": torch.full((8, 8), float("nan"))}, file)
+    (suite / "step-20").rename(suite / f"x{escape}")
+    assert main(["audit", str(suite)]) == 3
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert rf"a{escape.encode('unicode_escape').decode()} has 64 NaN or inf" in out
+    assert main(["audit", str(suite), "--json"]) == 3
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert str(suite / f"x{escape}") in {one["name"] for one in json.loads(out)["checkpoints"]}
+    folder = suite / f"x{escape}"
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": f"x{escape}", "auto_map": {"AutoConfig": "a.b"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["describe", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("birthmark: error: ")
+    assert error.removesuffix("\n").isprintable()
+
+
+def test_the_colours_of_a_terminal_stay(monkeypatch):
+    """What rich adds to a text is not the text's."""
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=60)
+    say(console, "a\x1b[2J\tb", style="red")
+    Table([Column("name", "name")], [[Cell("c\x1b[2J", look="green")]]).print(console)
+    written = console.file.getvalue()
+    assert written.startswith("\x1b[31ma\\x1b[2J ")
+    assert "\x1b[32mc\\x1b[2J\x1b[0m" in written

@@ -14,8 +14,7 @@ import scipy.stats
 from pages import rows, values
 
 from birthmark.errors import RunError, UsageError
-from birthmark.files import atomic_path, read_json, read_sealed_json, write_sealed_json
-from birthmark.findings.formatting import printable
+from birthmark.files import atomic_path, printable, read_json, read_sealed_json, write_sealed_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.figure import save_figure
