@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +52,8 @@ class TextTokenizer:
         add_bos: put it before texts if the JSON itself puts nothing there.
 
     Raises:
-        UsageError: ``content`` is not a tokenizer, or ``bos`` is not one of its tokens.
+        UsageError: ``content`` is not a tokenizer, or one whose steps could fill the memory from a short text, or
+            ``bos`` is not one of its tokens.
     """
 
     def __init__(
@@ -60,9 +63,17 @@ class TextTokenizer:
         self.name = name
         self._bos, self._add_bos = bos, add_bos
         try:
-            self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+            text = content.decode("utf-8")
+            growth = _growth(text)
+            if growth <= _MOST_GROWTH:
+                self._tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise UsageError(f"data.tokenizer: {name!r} is not a tokenizers JSON file ({one_line(error)})") from error
+        if growth > _MOST_GROWTH:
+            raise UsageError(
+                f"data.tokenizer: {name!r} may write {growth:.2g} characters or tokens for one, of {_MOST_GROWTH:,} at "
+                "most; give one with fewer Replace, Prepend or special tokens behind one another"
+            )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
@@ -200,6 +211,69 @@ class TextTokenizer:
     def _is_byte_level(self) -> bool:
         parts = json.loads(self._tokenizer.to_str())
         return '"ByteLevel"' in json.dumps([parts.get("pre_tokenizer"), parts.get("decoder")])
+
+
+#: Characters or tokens that the steps of a tokenizer may write for one, in the worst case. The largest of published
+#: ones are those with a table of sentencepiece, at some hundreds.
+_MOST_GROWTH = 4096
+_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+#: Characters that a step may write for one; a step that is not listed writes no more than it reads.
+_GROWTH = {
+    "ByteLevel": 4, "Metaspace": 2, "BertNormalizer": 3, "WordPiece": 2, "BPEDecoder": 2, "CTC": 2,
+    "BertProcessing": 3, "RobertaProcessing": 4,
+}  # fmt: skip
+
+
+def _growth(content: str) -> float:
+    """Bound the characters or tokens that a tokenizer writes for one: the product over its steps.
+
+    Nine times ``"a"`` by 16 of them are 5 kB of JSON, and 16⁹ characters for an ``a``. The library loads the steps for
+    this without the tokens, as it passes tokens through the normalizer when it loads them.
+
+    Raises:
+        Exception: ``content`` is no tokenizer.
+    """
+    whole = json.loads(content, object_pairs_hook=_unrepeated)
+    model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+    alone = Tokenizer.from_str(
+        json.dumps({name: whole.get(name) for name in _STEPS} | {"version": "1.0", "model": model})
+    )
+    normalizer, pre_tokenizer, post_processor, decoder = (
+        1.0 if (step := getattr(alone, name)) is None else _growth_of(json.loads(step.__getstate__()))
+        for name in _STEPS
+    )
+    return max(normalizer * pre_tokenizer * post_processor, decoder)
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that an object has twice: the library may take the other value."""
+    if len(found := dict(pairs)) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _growth_of(step: dict[str, Any]) -> float:
+    """Bound the growth by a step, as the library writes it."""
+    for parts in ("normalizers", "pretokenizers", "processors", "decoders"):
+        if parts in step:
+            return math.prod(map(_growth_of, step[parts]))
+    match step["type"]:
+        case "Replace":
+            # A regex may match between all characters.
+            written, replaced = len(step["content"]), len(step["pattern"].get("String", ""))
+            return max(1.0, written / replaced) if replaced else 1.0 + written
+        case "Prepend":
+            return 1.0 + len(step["prepend"])
+        case "Precompiled":
+            table = base64.b64decode(step["precompiled_charsmap"])
+            texts = table[4 + int.from_bytes(table[:4], "little") :].decode("utf-8", errors="replace")
+            return max(1.0, *map(len, texts.split("\0")))
+        case "TemplateProcessing":
+            added = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
+            sizes = [[added[one["SpecialToken"]["id"]] if "SpecialToken" in one else 1 for one in step[form]]
+                     for form in ("single", "pair")]  # fmt: skip
+            return max(1.0, *map(sum, sizes))
+    return float(_GROWTH.get(step["type"], 1))
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> TextTokenizer:

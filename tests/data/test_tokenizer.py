@@ -1,3 +1,4 @@
+import base64
 import json
 import pickle
 import random
@@ -6,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from birthmark.data.encode import Document, encode_documents, text_chunks
-from birthmark.data.tokenizer import END_OF_TEXT, TextTokenizer, train_bpe
+from birthmark.data.tokenizer import END_OF_TEXT, TextTokenizer, _growth_of, train_bpe
 from birthmark.errors import RunError, UsageError
 
 _WORDS = """the quick brown fox λ = σ 数据 🎈 def return self.value Wörterbuch interpretability initialisation
@@ -212,3 +213,102 @@ def test_bos_that_is_no_token(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": "yes"}')
     with pytest.raises(RunError, match=r"tokenizer_config\.json: damaged \(add_bos_token"):
         TextTokenizer.load(tmp_path / "tokenizer.json")
+
+
+def with_steps(**steps):
+    """Return a tokenizer of 256 bytes with these steps, as JSON."""
+    made = Tokenizer.from_str(BPE.content.decode())
+    for name, step in steps.items():
+        setattr(made, name, step)
+    return made.to_str()
+
+
+def chained(parts):
+    return parts.Sequence([parts.Replace("a", 16 * "a")] * 9)
+
+
+TEMPLATE = processors.TemplateProcessing(" ".join(["$A"] * 16), None, [])
+BOMBS = {
+    "normalizer": with_steps(normalizer=chained(normalizers)),
+    "nested": with_steps(normalizer=normalizers.Sequence([normalizers.NFC(), chained(normalizers)])),
+    "prepend": with_steps(normalizer=normalizers.Sequence([normalizers.Prepend("aaa")] * 9)),
+    "regex": with_steps(normalizer=normalizers.Sequence([normalizers.Replace(Regex("(?=a)"), "aa")] * 9)),
+    "decoder": with_steps(decoder=chained(decoders)),
+    "bytes": with_steps(pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.ByteLevel()] * 30)),
+    "template": with_steps(post_processor=processors.Sequence([TEMPLATE] * 9)),
+    # The library takes the first, other readers the second.
+    "twice": with_steps(normalizer=chained(normalizers)).replace('"normalizer":', '"normalizer":null,"normalizer":'),
+    # The library's former form.
+    "untyped": with_steps(normalizer=chained(normalizers)).replace('"type":"Replace",', ""),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_steps_that_would_fill_the_memory_are_refused_before_they_run(name):
+    with pytest.raises(UsageError, match=r"^data.tokenizer: 'tokenizer.json' (may write|is not a .* key twice)"):
+        TextTokenizer(BOMBS[name].encode())
+
+
+def table_of_sentencepiece(*texts):
+    return b"\0\0\0\0" + b"".join(text.encode() + b"\0" for text in texts)
+
+
+USUAL = {
+    "LLaMA 2": {
+        "normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+        "post_processor": processors.TemplateProcessing("<|endoftext|> $A", None, [(END_OF_TEXT, 0)]),
+        "decoder": decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        ),
+    },
+    "Gemma 3": {
+        "normalizer": normalizers.Replace(" ", "▁"),
+        "pre_tokenizer": pre_tokenizers.Split(" ", "merged_with_previous"),
+        "decoder": decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    },
+    "SmolLM2": {
+        "pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]),
+        "decoder": decoders.ByteLevel(),
+    },
+    "Llama 3": {
+        "pre_tokenizer": pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(r"\s+"), "isolated"), pre_tokenizers.ByteLevel(False)]
+        ),
+        "post_processor": processors.Sequence(
+            [processors.ByteLevel(), processors.TemplateProcessing("<|endoftext|> $A", None, [(END_OF_TEXT, 0)])]
+        ),
+    },
+    "ALBERT": {
+        "normalizer": normalizers.Sequence(
+            [normalizers.Replace("``", '"'), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(),
+             normalizers.Replace(Regex(" {2,}"), " ")]
+        ),
+        "pre_tokenizer": pre_tokenizers.Metaspace(),
+        "post_processor": processors.TemplateProcessing(
+            "<|endoftext|> $A <|endoftext|>", "$A <|endoftext|> <|endoftext|> $B", [(END_OF_TEXT, 0)]
+        ),
+        "decoder": decoders.Metaspace(),
+    },
+    "BERT": {
+        "normalizer": normalizers.BertNormalizer(),
+        "pre_tokenizer": pre_tokenizers.BertPreTokenizer(),
+        "post_processor": processors.BertProcessing((END_OF_TEXT, 0), (END_OF_TEXT, 0)),
+        "decoder": decoders.WordPiece(),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", USUAL)
+def test_steps_of_published_tokenizers_pass(family):
+    content = with_steps(**USUAL[family])
+    text = "the quick brown fox"
+    (found,) = TextTokenizer(content.encode()).encode([text])
+    assert found.tolist() == Tokenizer.from_str(content).encode(text, add_special_tokens=False).ids
+
+
+def test_a_table_of_sentencepiece_grows_by_its_longest_text():
+    """U+FDFA becomes 18 characters in that of T5 and XLM-R."""
+    step = {"type": "Precompiled"}
+    for longest, grows in (("صلى الله عليه وسلم", 18), (5000 * "a", 5000)):
+        table = base64.b64encode(table_of_sentencepiece("a", longest, "bc")).decode()
+        assert _growth_of({**step, "precompiled_charsmap": table}) == grows
