@@ -35,7 +35,7 @@ from .charts.stills import (
 )
 from .pictures.axes import turned_names
 from .pictures.point_labels import spread_apart
-from .pictures.style import BASE_SIZE, INK, PAPER, THEME, figure_style, pale_to_full
+from .pictures.style import BASE_SIZE, INK, PAPER, THEME, figure_style, pale_to_full, plain_legend
 from .sections.chain import sections_over_training
 from .sections.training_view import TrainingView
 
@@ -278,7 +278,7 @@ def _draw_curves(figure: FigureBase, panel: CurvePanel, runs: Sequence[str]) -> 
             Patch(color=_plain(line.colour), alpha=0.25) if look == "band" else Line2D([], [], **held)
         )
     if entries:
-        figure.legend(list(entries.values()), list(entries), loc="outside upper left", ncols=3)
+        plain_legend(figure, list(entries.items()))
     if scaled:
         _add_bar(figure, grid, scaled)
 

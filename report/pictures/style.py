@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
 # ── palette ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Light form → dark form. Run colours after Okabe and Ito, the pale ones darkened until each has a contrast of 3:1.
@@ -119,6 +119,13 @@ def run_colour(run: int) -> str:
     return RUN_COLOURS[run % len(RUN_COLOURS)]
 
 
+def plain_legend(figure: FigureBase, entries: Sequence[tuple[str, Any]], columns: int = 3) -> None:
+    """Add a legend above the axes, whose words are no formulas: a run's name may have a dollar sign."""
+    words, marks = zip(*entries, strict=True)
+    for text in figure.legend(marks, words, loc="outside upper left", ncols=columns).get_texts():
+        text.set_parse_math(False)
+
+
 def add_legend(figure: Figure, entries: Sequence[tuple[str, Any]], columns: int = 3) -> None:
     """Add a legend above the axes; the figure grows by its height.
 
@@ -129,7 +136,7 @@ def add_legend(figure: Figure, entries: Sequence[tuple[str, Any]], columns: int 
     """
     if not entries:
         return
-    figure.legend([mark for _, mark in entries], [text for text, _ in entries], loc="outside upper left", ncols=columns)
+    plain_legend(figure, entries, columns)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + 14 / 72 * -(-len(entries) // columns))
 

@@ -1,6 +1,7 @@
 """A figure for a paper: found by name, at the size that was asked for, in the format of its file."""
 
 import re
+import shutil
 import struct
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.launch.commands import figure as command
+from birthmark.measure.records import RunDir
 from birthmark.report.figure import NAMES, save_figure
 
 pytestmark = pytest.mark.heavy
@@ -28,6 +30,12 @@ def test_it_has_the_size_that_was_asked_for(run, tmp_path):
     pdf = (tmp_path / "f.pdf").read_bytes()
     assert pdf.startswith(b"%PDF")
     assert re.search(rb"/MediaBox \[ ?0 0 252 ", pdf)
+
+
+def test_a_name_of_a_run_is_no_formula(run, tmp_path):
+    runs = [RunDir(shutil.copytree(run.path, tmp_path / name)) for name in (r"r$\frac$", "$_$")]
+    save_figure(runs, "sink", tmp_path / "f.svg")
+    assert r"r$\frac$" in (tmp_path / "f.svg").read_text()
 
 
 def test_letters_have_the_size_that_was_asked_for(run, tmp_path):
