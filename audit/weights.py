@@ -45,6 +45,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+#: Axes of a tensor: torch and numpy stop at 64, and no model has more than a handful.
+_MOST_AXES = 16
 #: Types whose values are weights; the exponents of F8_E8M0 are scales of others.
 WEIGHT_TYPES = {name for name, dtype in DTYPES.items() if dtype.is_floating_point} - {"F8_E8M0"}
 
@@ -131,6 +133,8 @@ class HeldWeights(Weights):
         for name, tensor in tensors.items():
             if tensor.dtype not in NAMES:
                 raise RunError(f"{one_line(name, 60)} is of type {tensor.dtype}")
+            if tensor.ndim > _MOST_AXES:
+                raise RunError(f"{one_line(name, 60)} has {tensor.ndim} axes")
         self.tensors = {name: tensor.detach().contiguous().flatten() for name, tensor in tensors.items()}
         self.entries = {name: Entry(NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
 
@@ -196,6 +200,8 @@ def _entries(header: Any, path: Path) -> tuple[dict[str, Entry], dict[str, int],
         if facts["dtype"] not in DTYPES:
             kind = one_line(facts["dtype"], 20)
             raise RunError(f"{path}: {one_line(name, 60)} is of type {kind}, which this version does not read")
+        if len(shape) > _MOST_AXES:
+            raise ValueError(f"{one_line(name, 60)} has {len(shape)} axes")
         if not all(type(number) is int and number >= 0 for number in (*shape, begin, stop)):
             raise ValueError(f"{name} has a size that is no whole number")
         found[name] = Entry(facts["dtype"], shape)
