@@ -8,7 +8,9 @@ both are how some machines install this package, and both are named by the user.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,6 +38,21 @@ def python_environment(*more: Mapping[str, str]) -> dict[str, str]:
 def search_path(entries: Iterable[str]) -> str:
     """Write a search path for the environment: absolute, without the empty entries that mean the working folder."""
     return os.pathsep.join(str(Path(entry).absolute()) for entry in entries if entry)
+
+
+#: Option of Linux's prctl: the signal that a process gets when its parent dies.
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Have Linux send this process SIGTERM when its parent dies, however it dies; other systems have no such thing."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
+        raise OSError(ctypes.get_errno(), "prctl cannot tie this process to its parent")
+    if os.getppid() != parent:  # it died before the system knew
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def leave_working_folder() -> None:

@@ -6,11 +6,14 @@ process, with limits of memory and time, and returns only numbers.
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import resource
+import math
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,11 +30,17 @@ from .weight_samples import Sampled, sample
 from .weights import Entry, HeldWeights
 
 SUFFIXES = (".bin", ".pt", ".pth")
-#: Seconds that a file may take; bytes of memory beside three times its size.
+#: Seconds that a file may take, waits for its disk included; bytes of memory beside three times its size.
 _SECONDS, _SPARE_BYTES = 900, 1 << 30
+#: Seconds of one core that a file may take in any case, and bytes that give it one more.
+_LEAST_CPU_S, _BYTES_PER_CPU_S = 20, 50_000_000
 #: Keys under which a training's files hold their model.
 _INSIDE = ("state_dict", "model", "module")
-_CHILD = "import sys; from birthmark.audit.pickled_weights import child; child(*sys.argv[1:])"
+#: It is tied to this process before torch is imported, which takes seconds.
+_CHILD = (
+    "import sys; from birthmark.child_python import end_with_parent; end_with_parent(); "
+    "from birthmark.audit.pickled_weights import child; child(*sys.argv[1:])"
+)
 
 
 def sample_pickled(files: list[Path], *, scan: bool) -> Sampled:
@@ -72,6 +81,8 @@ def _check_archive(file: Path) -> None:
 
 def _sample_file(file: Path, scan: bool) -> Sampled:
     _check_archive(file)
+    if importlib.util.find_spec("resource") is None:
+        raise RunError(f"{file}: this system has no limits for the process that reads it; convert it to safetensors")
     with tempfile.TemporaryDirectory(prefix="birthmark-audit-") as folder:
         out = Path(folder) / "sampled"
         command = python_command("-c", _CHILD, file, out, str(int(scan)))
@@ -81,6 +92,8 @@ def _sample_file(file: Path, scan: bool) -> Sampled:
             )
         except subprocess.TimeoutExpired:
             raise RunError(f"{file}: was not read within {_SECONDS} s") from None
+        if done.returncode == -signal.SIGXCPU:
+            raise RunError(f"{file}: takes more time than a checkpoint of its size; not read")
         if done.returncode or not out.with_suffix(".json").exists():
             said = done.stdout.strip().splitlines()
             raise RunError(f"{file}: {one_line(said[-1]) if said else 'its reader ended without a word'}; not read")
@@ -126,11 +139,15 @@ def _say(what: str) -> int:
 
 def _limit(n_bytes: int) -> None:
     """Limit the further resources of this process; torch itself has its memory already."""
+    import resource  # Windows has none
+
     if sys.platform == "linux":
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         most = held + 3 * n_bytes + _SPARE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    seconds = math.ceil(time.process_time()) + _LEAST_CPU_S + n_bytes // _BYTES_PER_CPU_S
+    # At the second limit it is killed without a signal that says why.
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
 def _tensors(file: str) -> dict[str, Tensor]:

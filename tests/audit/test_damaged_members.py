@@ -3,8 +3,13 @@
 import json
 import pickle
 import shutil
+import subprocess
+import sys
+import time
 import zipfile
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +20,7 @@ from birthmark.audit.audit import audit
 from birthmark.audit.checkpoint import _pickled, find_members
 from birthmark.audit.weight_samples import sample
 from birthmark.audit.weights import HeldWeights, open_safetensors
+from birthmark.child_python import python_command, python_environment
 from birthmark.errors import RunError
 from birthmark.launch.cli import main
 from birthmark.models.birth import born
@@ -166,6 +172,61 @@ def test_an_archive_that_says_more_than_it_holds_is_not_unpacked(tmp_path):
     file.write_bytes(content)
     with pytest.raises(RunError, match="unpacks to more than it is"):
         pickled_weights.sample_pickled([file], scan=False)
+
+
+def test_a_tensor_of_many_axes_damages_its_checkpoint_alone(suite, audited):
+    file = weights_file(suite, 8)
+    text = json.dumps({"a": {"dtype": "F32", "shape": [1] * 70 + [4], "data_offsets": [0, 16]}}).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + np.array([1, 1e30, 2, 3], np.float32).tobytes())
+    found = audited(suite)
+    assert found.kinds == {8: ["damaged"]}
+    assert "model.safetensors: damaged header (a has 71 axes)" in found.said[8]
+    with pytest.raises(RunError, match=r"^a has 17 axes$"):
+        HeldWeights({"a": torch.zeros([1] * 17)})
+
+
+def hashed(path):
+    """Write an archive whose pickle has a key of 2^60 nested tuples."""
+    steps = b"".join(b"h" + bytes([i - 1]) + b"\x86q" + bytes([i]) for i in range(1, 60))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02})q\x00" + steps + b"K\x01s.")
+        archive.writestr("archive/version", "3\n")
+        archive.writestr("archive/byteorder", "little")
+    return path
+
+
+@pytest.mark.heavy
+def test_a_small_pickle_gets_little_time(tmp_path, monkeypatch):
+    hasty = "import birthmark.audit.pickled_weights as p; p._LEAST_CPU_S = 1"
+    monkeypatch.setattr(pickled_weights, "_CHILD", f"{hasty}; {pickled_weights._CHILD}")
+    with pytest.raises(RunError, match=r"model\.bin: takes more time than a checkpoint of its size; not read$"):
+        pickled_weights.sample_pickled([hashed(tmp_path / "model.bin")], scan=False)
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ties a process to its parent")
+def test_the_reader_ends_with_its_parent(tmp_path):
+    """The parent is killed, and its child would hash for minutes."""
+    command = python_command("-c", pickled_weights._CHILD, hashed(tmp_path / "a.bin"), tmp_path / "out", "0")
+    start = f"import subprocess; print(subprocess.Popen({command}).pid, flush=True); input()"
+    parent = subprocess.Popen(
+        python_command("-c", start), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=python_environment()
+    )
+    place = Path("/proc") / parent.stdout.readline().decode().strip()
+    while "libtorch" not in (place / "maps").read_text():  # imported once it is tied
+        time.sleep(0.02)
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 10
+    while place.exists() and ") Z " not in (place / "stat").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_system_without_limits_reads_no_pickle(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RunError, match=r"this system has no limits .*; convert it to safetensors$"):
+        pickled_weights.sample_pickled([hashed(tmp_path / "model.bin")], scan=False)
 
 
 @pytest.mark.heavy

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...child_python import end_with_parent
 from ...errors import UsageError
 
 # Variables that are read: rank, ranks, rank on its node, number of its node.
@@ -72,9 +70,6 @@ def torch_variables(variables: Mapping[str, str]) -> dict[str, str]:
 # ---------------------------------------------------------------- launched process
 # This process among those that a launcher started for one run, from the launcher's environment.
 
-#: Option of Linux's prctl: the signal that a process gets when its parent dies.
-_PR_SET_PDEATHSIG = 1
-
 
 @dataclass(frozen=True)
 class LaunchedProcess:
@@ -123,13 +118,8 @@ def stop_with_agent() -> None:
 
     The run then stops with a checkpoint. Without this it would train on alone, and a new start would find it locked.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
-        return
-    agent = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
-        raise OSError(ctypes.get_errno(), "prctl cannot tie this process to its torchrun agent")
-    if os.getppid() != agent:  # it died before the system knew
-        os.kill(os.getpid(), signal.SIGTERM)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
 
 
 def start_name() -> str:
