@@ -64,7 +64,12 @@ class Record:
 
 
 def unseen_places(
-    record: Record, blocks: Sequence[nn.Module], places: FamilyPlaces | None, shape: tuple[int, int, int], n_units: int
+    record: Record,
+    blocks: Sequence[nn.Module],
+    places: FamilyPlaces | None,
+    shape: tuple[int, int, int],
+    n_units: int,
+    why_no_attention: str,
 ) -> tuple[Unseen, ...]:
     """List the places that an observed pass did not show.
 
@@ -74,6 +79,7 @@ def unseen_places(
         places: names of modules, if known.
         shape: query heads, and the widths of their queries and values.
         n_units: hidden units of a block's MLP.
+        why_no_attention: reason of a block that has an attention and shows none.
 
     Raises:
         UsageError: the heads differ from the model's config.
@@ -89,8 +95,9 @@ def unseen_places(
     why: dict[tuple[UnseenPlace, str], list[int]] = {}
     for layer, block in zip(layers, blocks, strict=True):
         if calls[layer] != 1:
-            reason = "several in a block" if calls[layer] else _why_no_attention(block, places)
-            why.setdefault(("attention", reason), []).append(layer)
+            has_none = places is not None and find(block, places.attn) is None
+            reason = "it has no matrix of weights" if has_none else why_no_attention
+            why.setdefault(("attention", "several in a block" if calls[layer] else reason), []).append(layer)
         if record.n_units.get(layer) != n_units or not n_units:
             why.setdefault(("neurons", _why_no_units(block, record.n_units.get(layer), places)), []).append(layer)
         if ("attention", layer) not in record.stream:
@@ -105,12 +112,6 @@ def unseen_places(
 def _has_experts(block: nn.Module) -> bool:
     """Return True if a block's MLP is a mixture of experts."""
     return any(name.rpartition(".")[2] == "experts" for name, _ in block.named_modules())
-
-
-def _why_no_attention(block: nn.Module, places: FamilyPlaces | None) -> str:
-    if places is not None and find(block, places.attn) is None:
-        return "it has no matrix of weights"
-    return "it does not run through the attention interface of transformers"
 
 
 def _why_no_units(block: nn.Module, n_units: int | None, places: FamilyPlaces | None) -> str:
@@ -217,7 +218,9 @@ class HFModel(nn.Module):
                 f"the blocks of this {self._type} model run on several devices ({', '.join(sorted(devices))}); load it "
                 "on one: what does not fit may lie on the CPU or on disk (device_map, max_memory)"
             )
-        self._attends = self._places is not None or bool(getattr(self.model, "_supports_attention_backend", False))
+        # Many families run through the interface and do not declare it: `unseen` finds those that do not.
+        self._attends = True
+        self._why_no_attention = "it does not run through the attention interface of transformers"
         self.config = _shape(config, self._type, self._blocks, self._places)
         self._unseen: tuple[Unseen, ...] | None = None
         self.sees_later = False
@@ -292,7 +295,7 @@ class HFModel(nn.Module):
                 record = self._look(torch.arange(length, device=self.device)[None] % self.config.vocab_size)
             config = self.config
             shape = config.n_heads, config.d_head, config.d_value
-            self._unseen = unseen_places(record, self._blocks, self._places, shape, config.ff)
+            self._unseen = unseen_places(record, self._blocks, self._places, shape, config.ff, self._why_no_attention)
         return self._unseen
 
     @property
@@ -346,6 +349,7 @@ class HFModel(nn.Module):
         with self._pass(without, attends=False).running(), same.keeping():
             logits = self._logits(tokens_1T, last_only=False)
         self._check_shapes(without, logits, tokens_1T)
+        self._attends = bool(same.modules)
         if not self._attends:
             return without
         observed = self._pass(seen, attends=True)
@@ -368,7 +372,7 @@ class HFModel(nn.Module):
                 f"what rounding in {dtype} allows; load it with attn_implementation='eager', or with another version "
                 "of transformers"
             )
-        self._attends = False
+        self._attends, self._why_no_attention = False, f"observed, it differs {where} what rounding allows"
         return without
 
     def _check_shapes(self, record: Record, logits_1TV: Tensor, tokens_1T: Tensor) -> None:
@@ -388,11 +392,13 @@ class HFModel(nn.Module):
         if self._places is not None:
             found = ((find(block, self._places.attn), layer) for layer, block in enumerate(self._blocks, start=1))
             return {module: layer for module, layer in found if module is not None}
-        if not self._attends:
-            return {}
         observed = self._pass(Record(), attends=True)
-        with observed.running():
-            self._logits(tokens_1T, last_only=True)
+        try:
+            with observed.running():
+                self._logits(tokens_1T, last_only=True)
+        except Exception as error:  # of any kind: the code of a model that looks its attention up elsewhere
+            self._why_no_attention = f"it fails in Birthmark's place: {type(error).__name__}: {one_line(error)}"
+            return {}
         return observed.attention_modules
 
     def _pass(self, observer: Observer, *, attends: bool, change: ChangeAttention | None = None) -> ObservedPass:

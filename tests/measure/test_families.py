@@ -211,28 +211,38 @@ _GRANITE = _SMALL | {
     "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24,
     "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "layer_types": ["mamba"] * 3,
 }  # fmt: skip
+_BART = _SMALL | {
+    "d_model": 32, "encoder_layers": 3, "encoder_attention_heads": 4, "decoder_layers": 3,
+    "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
+}  # fmt: skip
+_MAMBA_2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 _NO_ROW = {"neurons", "after_attention", "attention_output", "mlp_output"}
-#: Type → (architecture, config, what is not seen).
+#: Type → (architecture, config, blocks whose attention is seen).
 UNKNOWN = {
-    "glm": ("GlmForCausalLM", _GLM, _NO_ROW),
+    "glm": ("GlmForCausalLM", _GLM, (1, 2, 3)),
     # Values of another width than keys.
-    "youtu": ("YoutuForCausalLM", _LATENT, _NO_ROW),
+    "youtu": ("YoutuForCausalLM", _LATENT, (1, 2, 3)),
     # Its class hands on that no cache is wanted, without naming it; with one these blocks fail.
-    "granite": ("GraniteMoeHybridForCausalLM", _GRANITE, {"attention"} | _NO_ROW),
+    "granite": ("GraniteMoeHybridForCausalLM", _GRANITE, ()),
     # Its blocks return lists.
-    "openai-gpt": ("OpenAIGPTLMHeadModel", _SMALL | _FIRST_GPT, {"attention"} | _NO_ROW),
-    "mamba": ("MambaForCausalLM", _SMALL | _MAMBA, {"attention"} | _NO_ROW),
+    "openai-gpt": ("OpenAIGPTLMHeadModel", _SMALL | _FIRST_GPT, ()),
+    "mamba": ("MambaForCausalLM", _SMALL | _MAMBA, ()),
+    # They run through the interface and do not declare it.
+    "bamba": ("BambaForCausalLM", _GLM | _MAMBA_2 | {"attn_layer_indices": [1]}, (2,)),
+    "falcon_h1": ("FalconH1ForCausalLM", _GLM | _MAMBA_2 | {"mamba_d_ssm": 64}, (1, 2, 3)),
+    "biogpt": ("BioGptForCausalLM", _GLM | {"max_position_embeddings": 64}, (1, 2, 3)),
+    "bart": ("BartForCausalLM", _BART, (1, 2, 3)),
 }
 
 
 @pytest.fixture
 def unknown_model(enliven):
-    """``unknown_model(name)``: the model, and what of it is not seen."""
+    """``unknown_model(name)``: the model, and the blocks whose attention is seen."""
 
     def build(name):
-        architecture, config, unseen = UNKNOWN[name]
+        architecture, config, attending = UNKNOWN[name]
         kind = getattr(transformers, architecture)
-        return enliven(kind(kind.config_class(**config))), unseen
+        return enliven(kind(kind.config_class(**config))), attending
 
     return build
 
@@ -284,7 +294,7 @@ def test_heads_and_logits_that_the_config_does_not_tell_are_refused_by_name(unkn
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_of_any_other_model_the_residual_stream_is_measured_and_the_rest_is_named(name, unknown_model):
-    model, unseen = unknown_model(name)
+    model, attending = unknown_model(name)
     hf_model, tokens = HFModel(model), torch.from_numpy(PROBE)
     found = measure(hf_model, PROBE, batch_size=4)
     with torch.no_grad():
@@ -294,20 +304,49 @@ def test_of_any_other_model_the_residual_stream_is_measured_and_the_rest_is_name
         assert found.arrays["inter_mlp"][layer] == pytest.approx(inter(h), abs=1e-5)
     p = output.logits[:, -1].double().softmax(-1).mean(0)
     np.testing.assert_allclose(found.arrays["mean_prob"], p.numpy(), rtol=1e-4)
-    assert {place.place for place in hf_model.unseen()} == unseen
-    assert {place.layers for place in hf_model.unseen()} == {(1, 2, 3)}
+    others = tuple(layer for layer in (1, 2, 3) if layer not in attending)
+    unseen = dict.fromkeys(_NO_ROW, (1, 2, 3)) | ({"attention": others} if others else {})
+    assert {place.place: place.layers for place in hf_model.unseen()} == unseen
     assert len(found.unseen) == len(unseen)
-    assert all("of blocks 1–3 (" in sentence for sentence in found.unseen)
-    assert ("sink_mass" in found.scalars) == ("attention" not in unseen)
+    assert sum("of blocks 1–3 (" in sentence for sentence in found.unseen) == len(unseen) - (others == (1, 3))
+    assert ("sink_mass" in found.scalars) == bool(attending)
     assert "super_neurons" not in found.scalars
     assert np.isnan(found.arrays["inter_attention"]).all()
     assert np.isfinite(list(found.scalars.values())).all()
-    if "attention" not in unseen:
+    if attending:
         model.set_attn_implementation("eager")
         with torch.no_grad():
-            weights = model(tokens, output_attentions=True).attentions
+            weights = [w for w in model(tokens, output_attentions=True).attentions if w is not None]
+        rows = [layer - 1 for layer in attending]
         mass = torch.stack([w[:, :, 1:, 0].mean((0, 2)) for w in weights])
-        np.testing.assert_allclose(found.arrays["sink_mass"], mass.numpy(), atol=1e-5)
+        np.testing.assert_allclose(found.arrays["sink_mass"][rows], mass.numpy(), atol=1e-5)
+        n_eff = torch.stack([(1 / w.square().sum(-1)).mean(0) for w in weights])
+        np.testing.assert_allclose(found.arrays["n_eff"][rows], n_eff.numpy(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("fault", ["another attention", "an attention that is looked up elsewhere"])
+def test_an_attention_that_cannot_be_observed_is_named_with_its_reason(fault, unknown_model, monkeypatch):
+    model, _ = unknown_model("glm")
+    attention = model.model.layers[0].self_attn
+    first = attention.forward
+
+    def forward(*args, **kwargs):
+        if fault == "another attention":
+            attention.scaling = 0.1 if attention.config._attn_implementation == "birthmark" else 1.0
+        else:
+            {"sdpa": first}[attention.config._attn_implementation]
+        return first(*args, **kwargs)
+
+    monkeypatch.setattr(attention, "forward", forward)
+    found = measure(HFModel(model), PROBE)
+    assert "sink_mass" not in found.scalars
+    assert np.isfinite(found.scalars["preference_ratio"])
+    reason = (
+        "observed, it differs after the attention of block 1, by "
+        if fault == "another attention"
+        else "it fails in Birthmark's place: KeyError: 'birthmark'"
+    )
+    assert f"the attention of blocks 1–3 ({reason}" in found.unseen[0]
 
 
 def test_outputs_behind_a_fixed_token_vary_where_queries_see_later_ones(family_model):
