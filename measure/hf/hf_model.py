@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ...errors import UsageError
 from ...files import one_line
@@ -321,8 +323,7 @@ class HFModel(nn.Module):
         module = None if self._places is None else find(self._blocks[layer - 1], self._places.o)
         if self._places is None or module is None:
             return None
-        stored = _stored(module)
-        return stored.T if self._places.mlp.transposed else stored
+        return _linear_map(module, self._places.mlp.transposed)
 
     def unit_readers(self) -> dict[int, nn.Module]:
         """Return, by block from 1, the map that reads the hidden units, if known."""
@@ -470,11 +471,11 @@ def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: Family
         attentions = [found for block in blocks if (found := find(block, places.o)) is not None]
         if not attentions:
             raise UsageError(f"this is not the {model_type} model that transformers has (no {places.o} in its blocks)")
-        value_width = full_shape(_weight(attentions[0]))[0 if transposed else 1] // n_heads
+        value_width = _input_width(attentions[0], transposed) // n_heads
         # Latent attention alone has two widths.
         width = config.qk_nope_head_dim + config.qk_rope_head_dim if _is_latent(config) else value_width
         downs = [found for block in blocks if (found := find(block, places.mlp.down)) is not None]
-        ff = full_shape(_weight(downs[0]))[0 if transposed else 1] if downs else 0
+        ff = _input_width(downs[0], transposed) if downs else 0
         mixtures: list[Any] = [found for block in blocks if (found := find(block, EXPERTS)) is not None]
         n_experts, d_expert = (mixtures[0].num_experts, expert_width(mixtures[0])) if mixtures else (0, 0)
         has_sinks = any(hasattr(find(block, places.attn), "sinks") for block in blocks)
@@ -502,8 +503,7 @@ def _mlp_weights(block: nn.Module, places: FamilyPlaces) -> tuple[Tensor, Tensor
     names = places.mlp
 
     def weight(name: str) -> Tensor:
-        stored = _stored(block.get_submodule(name))
-        return stored.T if names.transposed else stored
+        return _linear_map(block.get_submodule(name), names.transposed)
 
     up, down = weight(names.up), weight(names.down)
     if names.both:
@@ -512,11 +512,58 @@ def _mlp_weights(block: nn.Module, places: FamilyPlaces) -> tuple[Tensor, Tensor
     return up, down, None if names.gate is None else weight(names.gate)
 
 
-def _stored(module: nn.Module) -> Tensor:
-    """Return the whole weight of a linear map, in its stored layout."""
+#: Number of inputs at a time that show a map.
+_INPUTS = 1024
+#: Dtypes of weights that are no codes.
+_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
+def _is_stored(module: nn.Module) -> bool:
+    """Return True if the weight of a linear map is all of it: no codes that need scales, no base of an adapter."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dtype in _DTYPES and not hasattr(module, "base_layer")
+
+
+def _input_width(module: nn.Module, transposed: bool) -> int:
+    if _is_stored(module):
+        return full_shape(_weight(module))[0 if transposed else 1]
+    width = getattr(module, "in_features", None)
+    if not isinstance(width, int):
+        raise UsageError(f"a {type(module).__name__} shows neither weights nor in_features: it cannot be measured")
+    return width
+
+
+@torch.no_grad()
+def _linear_map(module: nn.Module, transposed: bool) -> Tensor:
+    """Return the whole matrix ``[out, in]`` of a linear map.
+
+    Adapters of ``peft`` and quantised weights have many forms: they are read as what the module makes of unit vectors.
+
+    Args:
+        module: the map.
+        transposed: True if weights are stored as ``[in, out]``.
+    """
     with weights_in_memory(module):
-        stored = full_tensor(_weight(module))
-        return stored.clone() if hasattr(module, "_hf_hook") else stored
+        if _is_stored(module):
+            stored = full_tensor(_weight(module))
+            stored = stored.clone() if hasattr(module, "_hf_hook") else stored
+            return stored.T if transposed else stored
+        parameters = dict(module.named_parameters())
+        # ZeRO 3 gathers in the module's call.
+        whole = {name: full_tensor(x) for name, x in parameters.items() if isinstance(x, DTensor)}
+        dtypes = {x.dtype for x in parameters.values()} & _DTYPES
+        dtype, width = min(dtypes, key=lambda of: of.itemsize, default=torch.float32), _input_width(module, transposed)
+        device = next(itertools.chain(parameters.values(), module.buffers())).device
+
+        def outputs(x_ND: Tensor) -> Tensor:
+            found: Tensor = torch.func.functional_call(module, whole, (x_ND,))
+            return found
+
+        with evaluating(module):  # adapters have dropout
+            zero_1D = torch.zeros(1, width, dtype=dtype, device=device)
+            eye_DD = torch.eye(width, dtype=dtype, device=device)
+            columns = [outputs(x_ND) - outputs(zero_1D) for x_ND in eye_DD.split(_INPUTS)]
+        return torch.cat(columns).T
 
 
 @contextmanager

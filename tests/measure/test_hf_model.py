@@ -1,5 +1,7 @@
 """Models of ``transformers``: the same numbers as from our own decoder, and nothing left behind."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -176,3 +178,72 @@ def test_an_attention_that_is_not_what_was_observed_is_refused(their_model):
     with pytest.raises(UsageError, match=r"llama model's attention is not .* differs after the attention of block 1,"):
         measure(HFModel(model), PROBE)
     assert model.config._attn_implementation == "squeezed"
+
+
+def _assert_maps_and_figures(model, expected):
+    """The maps of two models, and the figures of them."""
+    changed, wanted = HFModel(model), HFModel(expected)
+    for layer in (1, 2):
+        found, maps = (
+            [x for x in (*model.mlp_weights(layer), model.output_weights(layer)) if x is not None]
+            for model in (changed, wanted)
+        )
+        torch.testing.assert_close(found, maps, atol=1e-5, rtol=1e-5)
+    probe = random_probe(wanted.config.vocab_size, 4, 10, 0)
+    found, exact = measure(changed, probe), measure(wanted, probe)
+    assert found.unseen == exact.unseen
+    for name in ("neuron_gate_norm", "neuron_up_norm", "neuron_z", "sink_mass", "mean_prob"):
+        assert (name in found.arrays) == (name in exact.arrays)
+        if name in exact.arrays:
+            np.testing.assert_allclose(found.arrays[name], exact.arrays[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [{}, {"use_dora": True}])
+@pytest.mark.parametrize("name", ["gpt2", "phi3"])
+def test_adapted_maps_are_those_of_the_merged_model(name, how, their_names, their_model, family_model):
+    peft = pytest.importorskip("peft")
+    base = their_model(name) if name in their_names else family_model(name)
+    options = {"target_modules": "all-linear", "lora_dropout": 0.5, "init_lora_weights": False}
+    options["fan_in_fan_out"] = name == "gpt2"
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **options, **how)).train()
+    merged = copy.deepcopy(adapted).eval().merge_and_unload()
+    _assert_maps_and_figures(adapted, merged)
+    assert all(module.training for module in adapted.modules())
+    with adapted.disable_adapter():
+        _assert_maps_and_figures(adapted, copy.deepcopy(adapted).unload())
+
+
+class _Codes(torch.nn.Module):
+    """A map whose weight is 8-bit codes, by row, or 4-bit codes, two in a byte of a column."""
+
+    def __init__(self, linear, bits):
+        super().__init__()
+        self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, bits
+        self.SCB = linear.weight.detach().abs().amax(1) / (2 ** (bits - 1) - 1)
+        codes = (linear.weight.detach() / self.SCB[:, None]).round()
+        if bits == 4:
+            codes = (codes + 8).to(torch.uint8).flatten()
+            codes = (codes[::2] * 16 + codes[1::2])[:, None]
+        self.weight = torch.nn.Parameter(codes if bits == 4 else codes.to(torch.int8), requires_grad=False)
+
+    def matrix(self):
+        codes = self.weight
+        if self.bits == 4:
+            codes = torch.stack((codes[:, 0] // 16, codes[:, 0] % 16), 1).view(self.out_features, -1).float() - 8
+        return codes * self.SCB[:, None]
+
+    def forward(self, x):
+        return x @ self.matrix().T
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantised_maps_are_what_their_codes_stand_for(bits, family_model):
+    model, expected = family_model("mistral"), family_model("mistral")
+    expected.load_state_dict(model.state_dict())
+    for block, exact in zip(model.model.layers, expected.model.layers, strict=True):
+        for name, linear in [(n, m) for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)]:
+            codes = _Codes(linear, bits)
+            block.set_submodule(name, codes)
+            exact.get_submodule(name).weight.data = codes.matrix()
+    _assert_maps_and_figures(model, expected)
