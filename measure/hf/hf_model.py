@@ -198,6 +198,12 @@ class HFModel(nn.Module):
         super().__init__()
         self.model = getattr(model, "_orig_mod", model)  # hooks would break a compiled graph
         transformers_library(f"a {type(self.model).__name__}")
+        kinds = (kind.__name__ for module in self.model.modules() for kind in type(module).__mro__)
+        if masked := next((kind for kind in kinds if kind.endswith("ForMaskedLM")), None):
+            raise UsageError(
+                f"{masked} is not measured: it fills masked tokens, and sinks and token preference are defined for "
+                "causal language models; give one that predicts next tokens (…ForCausalLM)"
+            )
         whole = self.model.config
         if getattr(whole, "is_encoder_decoder", False):
             raise UsageError(

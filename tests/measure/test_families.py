@@ -268,6 +268,17 @@ def test_a_residual_stream_of_another_shape_is_refused_by_name(name):
         measure(HFModel(kind(kind.config_class(**config)).eval()), PROBE)
 
 
+def test_a_masked_language_model_is_refused_by_name():
+    """Its queries see every key: the level of uniform attention is that of causal models."""
+    config = transformers.BertConfig(
+        vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    with pytest.raises(UsageError, match=r"^BertForMaskedLM is not measured: it fills masked tokens, and sinks"):
+        HFModel(transformers.BertForMaskedLM(config))
+    config.is_decoder = True
+    assert "attention" not in {unseen.place for unseen in HFModel(transformers.BertLMHeadModel(config)).unseen()}
+
+
 def test_a_map_between_final_states_and_head_is_refused_by_name(tmp_path):
     config = transformers.ElectraConfig(
         vocab_size=61, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
