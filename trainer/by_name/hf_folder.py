@@ -102,7 +102,7 @@ class HFFolder:
             if (sources := gguf_tensors(self.folder)) is not None:
                 model, info = self._from_gguf(library, dtype, sources)
             else:
-                loaded: Any = library.AutoModelForCausalLM.from_pretrained(
+                loaded: Any = self._loader(library, self._config(library)).from_pretrained(
                     self.folder,
                     dtype=dtype,
                     use_safetensors=True,
@@ -124,10 +124,23 @@ class HFFolder:
 
     def _newborn(self) -> Any:
         with self._library() as library:
-            config = library.AutoConfig.from_pretrained(self.folder, trust_remote_code=self.runs_code)
-            return library.AutoModelForCausalLM.from_config(
+            config = self._config(library)
+            return self._loader(library, config).from_config(
                 config, dtype=torch.float32, trust_remote_code=self.runs_code
             )
+
+    def _config(self, library: Any) -> Any:
+        return library.AutoConfig.from_pretrained(self.folder, trust_remote_code=self.runs_code)
+
+    def _loader(self, library: Any, config: Any) -> Any:
+        """Return the library's class that loads it: most models of images and text are in a table of their own."""
+        from transformers.models.auto import modeling_auto as tables
+
+        kind = config.model_type
+        if kind in tables.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or self.runs_code:
+            return library.AutoModelForCausalLM
+        has_images = kind in tables.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        return library.AutoModelForImageTextToText if has_images else library.AutoModelForCausalLM
 
     @contextlib.contextmanager
     def _library(self) -> Iterator[Any]:

@@ -9,7 +9,10 @@ import torch
 import transformers
 from safetensors.torch import load, save_file
 
+from birthmark.data.probes import random_probe
 from birthmark.launch.cli import main
+from birthmark.measure.hf import HFModel
+from birthmark.measure.measurement import measure
 
 PROBE = ["--n_sequences=6", "--seq_len=8", "--batch_size=4"]
 SHAPE = {
@@ -82,6 +85,26 @@ def test_a_model_without_an_attention_that_is_seen_has_a_snapshot_and_a_page(sai
     assert "preference_ratio" in summary["bias"]
     assert "sink_mass" not in summary["bias"]
     said(0, "report", tmp_path / "found", "--out", tmp_path / "page.html")
+
+
+def test_a_folder_of_images_and_text_is_measured_as_its_model_in_memory(said, tmp_path):
+    text = {name: value for name, value in SHAPE.items() if "experts" not in name}
+    vision = {
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+        "image_size": 8, "patch_size": 4,
+    }  # fmt: skip
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**text),
+        vision_config=transformers.CLIPVisionConfig(**vision),
+        image_token_index=39,
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    model.save_pretrained(tmp_path / "llava")
+    shown = json.loads(said(0, "snapshot", tmp_path / "llava", *PROBE, "--json").out)
+    found = measure(HFModel(model.eval()), random_probe(40, 6, 8, 0), batch_size=4)
+    assert {"sink_mass", "preference_ratio"} <= found.scalars.keys() <= shown["scalars"].keys()
+    for name, value in found.scalars.items():
+        assert shown["scalars"][name] == pytest.approx(value, rel=1e-5, nan_ok=True), name
 
 
 def test_fingerprint_and_identify_read_what_snapshot_reads(mixtral, said, tmp_path, refused):
