@@ -189,6 +189,11 @@ def _write_sizes(writer: Any, config: ModelConfig) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
+def filler(index: int) -> str:
+    """Return the token that stands at an id without one, as llama.cpp's converter names it."""
+    return f"[PAD{index}]"
+
+
 def _write_tokenizer(writer: Any, config: ModelConfig, file: Path | None, eos_token_id: int | None) -> list[str]:
     """Write tokens and merges of byte-level BPE that splits text like GPT-2, as this project's tokenizers do; return a
     note for any other.
@@ -208,7 +213,7 @@ def _write_tokenizer(writer: Any, config: ModelConfig, file: Path | None, eos_to
     special = {token["id"] for token in content.get("added_tokens") or [] if token["special"]}
     by_id = {index: token for token, index in model["vocab"].items()}
     by_id |= {token["id"]: token["content"] for token in content.get("added_tokens") or []}
-    tokens = [by_id.get(index, f"[PAD{index}]") for index in range(config.vocab_size)]
+    tokens = [by_id.get(index, filler(index)) for index in range(config.vocab_size)]
     kinds = [gguf.TokenType.NORMAL if index in by_id else gguf.TokenType.UNUSED for index in range(config.vocab_size)]
     for index in special & set(range(config.vocab_size)):
         kinds[index] = gguf.TokenType.CONTROL

@@ -24,7 +24,7 @@ from ...models.birth import born
 from ...models.by_block import DecoderByBlock
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
-from ...trainer.by_name.model_names import AnySource, ModelSource, vocabulary
+from ...trainer.by_name.model_names import AnySource, ModelSource, add_tokens
 from ...trainer.config_file import build_group
 from ...trainer.devices import device
 from ..study_file import Reader, where
@@ -270,15 +270,10 @@ def check_comparable(sources: Sequence[AnySource], probe: FingerprintProbe) -> N
                 "they cannot read the same ids; give births of the run's own config.yaml, or --probe embedding"
             )
     if probe.kind == "token":
-        read = [source for source in sources if source.tokenizer is not None]
-        for other in read[1:]:
-            assert read[0].tokenizer is not None
-            assert other.tokenizer is not None
-            if vocabulary(read[0].tokenizer) != vocabulary(other.tokenizer):
-                raise UsageError(
-                    f"{read[0].name} and {other.name} have different tokenizers: one id means two words; "
-                    "give --probe embedding"
-                )
+        tokens: dict[int, tuple[str, str]] = {}
+        for source in sources:
+            if source.tokenizer is not None:
+                add_tokens(tokens, source.name, source.tokenizer, "give --probe embedding")
 
 
 def _loaded(source: AnySource) -> Decoder | HFModel:

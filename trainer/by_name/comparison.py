@@ -17,7 +17,7 @@ from ...measure.model_reading import ModelReading, read_model
 from ...metrics.two_models import FEWEST_EXAMPLES, minibatches
 from ..devices import device
 from .loaded_model import LoadedModel, TextProbe, default_seq_len, load_named, random_tokens, text_for
-from .model_names import vocabulary
+from .model_names import add_tokens
 from .name_grammar import read_name
 
 
@@ -90,7 +90,7 @@ class Comparer:
         self._open_model = open_model
         self.settings, self.seq_len, self.minibatch, self.text, self.data = settings, seq_len, minibatch, text, data
         self._shown: tuple[str, int, TextProbe] | None = None
-        self._tokenizer: tuple[str, object] | None = None
+        self._tokens: dict[int, tuple[str, str]] = {}
 
     @property
     def tokens_NT(self) -> np.ndarray:  # noqa: N802, a shape suffix
@@ -117,10 +117,7 @@ class Comparer:
         if size != of_first:
             raise UsageError(f"{first} has {of_first} tokens, {name} {size}: they cannot read the same ids")
         if loaded.tokenizer_file is not None:
-            own = vocabulary(loaded.tokenizer_file)
-            self._tokenizer = self._tokenizer or (name, own)
-            if own != self._tokenizer[1]:
-                raise UsageError(f"{self._tokenizer[0]} and {name} have different tokenizers: one id means two words")
+            add_tokens(self._tokens, name, loaded.tokenizer_file, "compare models of one tokenizer")
         if loaded.n_positions is not None and tokens_NT.shape[1] > loaded.n_positions:
             raise UsageError(f"--seq_len {tokens_NT.shape[1]}: {name} reads at most {loaded.n_positions} tokens")
         loaded.model.to(device())

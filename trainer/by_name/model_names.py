@@ -20,6 +20,7 @@ from ...models.adapters import base_digest, is_adapter
 from ...models.by_block import BlockWeights
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
+from ...models.exchange.gguf_file import filler
 from ...models.exchange.gguf_model import kinds_of
 from ...models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
 from .. import initial_model
@@ -344,3 +345,25 @@ def vocabulary(file: Path) -> Any:
     if isinstance(vocab, dict):
         return vocab | {token["content"]: token["id"] for token in added}
     return vocab, sorted(token["content"] for token in added)
+
+
+def add_tokens(known: dict[int, tuple[str, str]], name: str, file: Path, remedy: str) -> None:
+    """Add the tokens of a model to ``known``: id → token and the first model that has it. Ids that fill up an exported
+    vocabulary (``[PAD600]`` at 600) have no meaning, and are left out.
+
+    Raises:
+        UsageError: an id is in ``known`` as another token; the message ends with ``remedy``.
+    """
+    content = read_json(file, TokenizerFile, "give the model's own tokenizer")
+    vocab, added = content["model"]["vocab"], content.get("added_tokens") or []
+    ids = vocab.items() if isinstance(vocab, dict) else ((entry[0], index) for index, entry in enumerate(vocab))
+    tokens = {index: token for token, index in ids} | {token["id"]: token["content"] for token in added}
+    for index, token in tokens.items():
+        if token == filler(index):
+            continue
+        before, first = known.setdefault(index, (token, name))
+        if before != token:
+            raise UsageError(
+                f"{first} and {name} have different tokenizers: id {index} is {before!r} in one and {token!r} in the "
+                f"other; {remedy}"
+            )

@@ -20,7 +20,7 @@ from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.report.pictures.several_models import clustered
 from birthmark.research.changes.change import decoder_of, weights_of
 from birthmark.research.changes.coordinates import ChannelPermutation, Rotation, SignFlips
-from birthmark.trainer.by_name.model_names import open_source
+from birthmark.trainer.by_name.model_names import add_tokens, open_source
 
 MODEL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"}
 
@@ -83,6 +83,40 @@ def test_runs_of_two_seeds_on_the_same_data_are_strangers_and_an_export_is_its_r
     same = verdicts["run-7", "exported"]
     assert same["verdict"] == "kin"
     assert same["statistic"] == pytest.approx(1, abs=1e-6)
+
+
+def test_an_export_whose_vocabulary_was_filled_up_is_still_its_run(lineage, place, tmp_path, monkeypatch, no_page):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+    tokenizer = place / "run-7" / "tokenizer.json"
+    n_tokens = len(json.loads(tokenizer.read_text())["model"]["vocab"])
+    arguments = [f"--data.tokenizer={tokenizer}", f"--model.vocab_size={n_tokens + 20}", "--trainer.max_steps=2"]
+    with no_page():
+        assert main(["pretrain", "--config", str(place / "run.yaml"), "--run_dir=padded", *arguments]) == 0
+    assert main(["export", "padded", "gguf", "--gguf"]) == 0
+    status, out, _ = lineage("fingerprint", "padded", "gguf/model.gguf")
+    assert (status, out["pairs"][0]["verdict"]) == (0, "kin")
+    size = ["--n_sequences=6", "--seq_len=8", "--minibatch=6", "--probe=random"]
+    assert main(["compare", "padded", "gguf/model.gguf", "--json", *size]) == 0
+
+
+def test_ids_that_several_tokenizers_have_mean_one_thing(tmp_path):
+    def file(name, vocab, added=()):
+        added_tokens = [{"id": index, "content": token} for token, index in added]
+        (tmp_path / name).write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": added_tokens}))
+        return tmp_path / name
+
+    known = {}
+    add_tokens(known, "short", file("short", {"a": 0, "b": 1}), "mend")
+    add_tokens(known, "filled", file("filled", {"a": 0, "b": 1, "[PAD2]": 2, "[PAD3]": 3}), "mend")
+    add_tokens(known, "scored", file("scored", [["a", -1.0], ["b", -2.0]], [("c", 2)]), "mend")
+    for vocab, line in (
+        ({"b": 0, "a": 1}, "short and other have different tokenizers: id 0 is 'a' in one and 'b' in the other; mend"),
+        ({"a": 0, "d": 2}, "scored and other have different tokenizers: id 2 is 'c' in one and 'd' in the other; mend"),
+        # A filler at another id is a token.
+        ({"a": 0, "[PAD3]": 2}, "id 2 is 'c' in one and '[PAD3]' in the other"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(line)):
+            add_tokens(dict(known), "other", file("other", vocab), "mend")
 
 
 def test_streamed_models_are_compared_as_whole_ones(lineage, place):
