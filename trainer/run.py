@@ -407,6 +407,11 @@ def pretrain(
             last.push(lambda kind, error, trace: upload.finish(error))
         from_rank_zero(lambda: None if upload is None else upload.begin(start.step))
         _print_start(console, running, asked, run, start, device, resumed=resume)
+        if data.tokenizer_path is not None and data.vocab_size < config.model.vocab_size:
+            tell(
+                f"vocabulary: the tokenizer has {data.vocab_size:,} tokens, the model {config.model.vocab_size:,} rows "
+                "(model.vocab_size): text has no others, and the random probe draws from all rows"
+            )
         if data.mixture is not None:
             tell(_mixture_line(config, data))
         if documents := duplicates_in_words(data.record):

@@ -242,6 +242,20 @@ def test_a_small_corpus_shrinks_the_vocabulary_and_the_run_records_it(small_corp
     assert "vocab_size_asked" not in same.read_birth()
 
 
+@pytest.mark.parametrize(("n_more", "is_said"), [(0, False), (30, True)])
+def test_rows_that_the_tokenizer_has_no_token_for_are_said_at_the_start(
+    small_corpus, tmp_path, word_tokenizer, n_more, is_said
+):
+    (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
+    fields = {"data.tokenizer": str(tmp_path / "tokenizer.json"), "model.vocab_size": 270 + n_more}
+    console = Console(record=True, width=200, file=io.StringIO())
+    done = pretrain(small_corpus(fields), RunDir(tmp_path / "run"), console=console).run
+    line = "vocabulary: the tokenizer has 270 tokens, the model 300 rows (model.vocab_size): text has no others"
+    assert (line in console.export_text()) == is_said
+    # definitions §2: uniform over the whole vocabulary.
+    assert read_config(done.config).model.vocab_size == 270 + n_more
+
+
 def test_a_text_probe_that_the_corpus_cannot_give_is_refused_before_the_birth(small_corpus, tmp_path):
     short = {"trainer.max_steps": 1, "snapshot.probes": ["random", "text"]}
     with pytest.raises(
