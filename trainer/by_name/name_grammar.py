@@ -202,4 +202,6 @@ def whole_run(text: str, need: str) -> RunDir:
         return RunDir.open_measured(found.path)
     if found.kind in ("birth", "checkpoint", "snapshot", "gguf") or (found.path / "config.json").is_file():
         raise UsageError(f"{text}: is {found.in_words}; {need}: give the folder that `pretrain` wrote")
+    if found.path.is_file():
+        raise UsageError(f"{text}: is a file; {need}: give folders of runs, {found.path.parent}/*/ for those beside it")
     return RunDir.open_measured(found.path)

@@ -121,6 +121,8 @@ def test_a_step_beside_a_name_is_that_of_a_whole_run(place):
 
 def test_what_needs_a_whole_run_says_why_another_name_is_none(place):
     """Other kinds, by the commands: tests/launch/commands/test_names.py."""
+    Path("runs/seed-0.log").touch()
+    assert whole_run("runs/x/", "why").path == Path("runs/x")
     assert whole_run("runs/x", "why").path == Path("runs/x")
     assert whole_run("bias", "why").path == Path("bias")
     for text, line in {
@@ -130,6 +132,7 @@ def test_what_needs_a_whole_run_says_why_another_name_is_none(place):
         "alone": "is a checkpoint without its run; why: give",
         "gpt2": "not a run (no config.yaml and birth.json in it); give the folder that `pretrain` wrote",
         "./none": "not a run",
+        "runs/seed-0.log": "is a file; why: give folders of runs, runs/*/ for those beside it",
     }.items():
         with pytest.raises(UsageError) as error:
             whole_run(text, "why")
