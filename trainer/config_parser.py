@@ -190,6 +190,8 @@ def _check_listed(where: str, content: Any, config: type, group: str) -> None:
     """Refuse entries of a list that are not such configs, with their place, which the parser would omit."""
     if isinstance(content, str):
         content = parse_yaml(content, f"{where}{group}")
+    if content is None:
+        raise UsageError(f"{where}{group} is null: give a list, [] for none")
     known = [field.name for field in dataclasses.fields(config)]
     # They stand first, as in every dataclass.
     required = [field.name for field in dataclasses.fields(config) if _is_required(field)]

@@ -99,6 +99,7 @@ def test_a_wrong_override_is_refused_by_its_field_and_not_blamed_on_the_file(fil
         ("data: {sources: [{weight: 1}]}", "data.sources[0].path: missing; write {path: …}, with any of weight"),
         ("data: {schedule: [{step: 3}]}", "data.schedule[0].weights: missing; write {step: …, weights: …}"),
         ("data: {sources: {path: stdlib}}", "data.sources"),
+        ("data: {sources: }", "data.sources is null: give a list, [] for none"),
         ("model: {d_modle: 8}", "model.d_modle: no such field; did you mean model.d_model?"),
         ("1: 2", "1: no such field"),
         ("modle: {d_model: 8}", "modle.d_model: no such field; did you mean model.d_model?"),

@@ -130,6 +130,8 @@ def test_a_misspelt_key_of_a_source_is_named_with_its_place(tmp_path, words, ref
     arguments = [word.format(listed) for word in words]
     said = refused("pretrain", "--run_dir", tmp_path / "run", *arguments)
     assert said.startswith("birthmark: error: data.sources[1].wieght: no such field; there are path, weight")
+    nothing = refused("pretrain", "--run_dir", tmp_path / "run", *(word.format("null") for word in words))
+    assert nothing == "birthmark: error: data.sources is null: give a list, [] for none\n"
     for entry, field in (("weights: {a: 1}", "step"), ("step: 3", "weights")):
         assert (
             refused("pretrain", "--data.schedule", f"[{{{entry}}}]")
