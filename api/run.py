@@ -43,6 +43,10 @@ class Metrics(Displayed):
 
     def __getitem__(self, name: str) -> NamedArray:
         """Return one metric at the steps that have it; null in the file is NaN."""
+        if not self.names:
+            raise UsageError(
+                f"{name}: {self._run.path} has no training log; a callback writes measurements alone: see .snapshots"
+            )
         if name not in self.names:
             raise no_such("metric", name, self.names)
         logged = self._rows.series(name)

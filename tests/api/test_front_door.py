@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -98,6 +99,15 @@ def test_metrics_are_the_lines_of_the_log(run):
     assert frame["train/loss"].dropna().to_dict() == wanted
     with pytest.raises(bm.UsageError, match=r"val_los: no such metric; did you mean val/loss\?"):
         run.metrics["val_los"]
+
+
+def test_a_folder_of_snapshots_alone_has_no_training_log(run, tmp_path):
+    shutil.copytree(run.path / "snapshots", tmp_path / "bias" / "snapshots")
+    measured = bm.Run(tmp_path / "bias")
+    assert measured.snapshots.steps == run.snapshots.steps
+    assert measured.metrics.names == []
+    with pytest.raises(bm.UsageError, match=r"^train/loss: \S+/bias has no training log; .*: see \.snapshots$"):
+        measured.metrics["train/loss"]
 
 
 def test_snapshots_are_named_arrays(run):
