@@ -42,7 +42,6 @@ from ..files import (
     write_failure,
     write_json,
     write_sealed_json,
-    write_text,
 )
 from ..metrics.quantities import quantities_of
 from ..metrics.quantity import Quantity
@@ -51,6 +50,8 @@ from ..schema import Count, SchemaError, Sha256, check
 ARRAYS = "arrays.safetensors"
 #: Bytes of arrays that a snapshot has at most.
 MOST_ARRAYS = 1 << 32
+#: Bytes that a line of a log has at most. The log itself may have any number: it is read a line at a time.
+_LINE_BYTES = 1 << 24
 _MEND = "delete the folder to go on without this snapshot"
 _DTYPES = ("F32", "F64", "F16", "I32", "I64", "U8", "BOOL")
 #: Eight digits or more, and no zero before more than eight.
@@ -467,10 +468,14 @@ def _metrics_line(record: Any) -> dict[str, float]:
 
 
 def _lines_of_now(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines up to the length that the file has now: one that grows as fast as it is read has no end."""
-    left = os.fstat(file.fileno()).st_size
-    while left > 0 and (line := file.readline(left)):
-        left -= len(line)
+    """Yield the lines up to the length that the file has now: one that grows as fast as it is read has no end.
+
+    The first bytes of a line that is too long are the last that is yielded.
+    """
+    left, size = os.fstat(file.fileno()).st_size, 0
+    while size <= _LINE_BYTES and (line := file.readline(min(left, _LINE_BYTES + 1))):
+        size = len(line)
+        left -= size
         yield line
 
 
@@ -482,13 +487,15 @@ def metrics_lines(path: Path) -> Iterator[dict[str, float]]:
     """
     if not os.path.lexists(path):
         return
-    check_file(path, TEXT_BYTES)
+    check_file(path)
     wrong: RunError | None = None
     try:
         with path.open("rb") as file:
             for number, line in enumerate(_lines_of_now(file), start=1):
                 if wrong is not None:
                     raise wrong
+                if len(line) > _LINE_BYTES:
+                    raise RunError(f"{path}: line {number} has more than {_LINE_BYTES:,} bytes; remove it to go on")
                 try:
                     yield _metrics_line(parse_json(line.removesuffix(b"\n").decode("utf-8"), not_finite=True))
                 except ValueError as error:
@@ -622,7 +629,9 @@ def write_metrics_csv(run: RunDir) -> list[str]:
     rows = metrics_by_step(run)
     columns = ["step", *sorted(rows.names)]
     cells = ([row.get(name) for name in columns] for row in rows.values())
-    write_text(run.metrics_csv, csv_text(chain([columns], cells)))
+    # A row at a time: the table of a long run is not held in memory as text.
+    with atomic_path(run.metrics_csv) as new, new.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(csv_text([row]) for row in chain([columns], cells))
     return columns
 
 

@@ -12,10 +12,12 @@ from safetensors import SafetensorError
 
 from birthmark.errors import RunError
 from birthmark.files import atomic_path, write_json, write_text
+from birthmark.measure import records
 from birthmark.measure.records import (
     RunDir,
     Snapshot,
     append_metrics,
+    metrics_by_step,
     metrics_lines,
     read_metrics,
     truncate_metrics,
@@ -183,6 +185,21 @@ def test_a_log_that_grows_while_it_is_read_is_read_to_its_length_at_first(tmp_pa
         with path.open("ab") as f:
             f.write(b'ep": 3}\n{"step": 4}\n')
     assert found == [1, 2]
+
+
+def test_a_log_may_have_any_length_and_a_line_of_it_not(tmp_path, monkeypatch):
+    run = RunDir(tmp_path)
+    for step in range(4):
+        append_metrics(run.metrics, step, {"train/loss": 1.5})
+    monkeypatch.setattr(records, "TEXT_BYTES", 50)
+    assert run.metrics.stat().st_size > 50
+    assert truncate_metrics(run.metrics, 2) == list(metrics_by_step(run)) == [0, 1, 2]
+    write_metrics_csv(run)
+    assert run.metrics_csv.read_bytes() == b"step,train/loss\n0,1.5\n1,1.5\n2,1.5\n"
+    with run.metrics.open("r+b") as f:
+        f.truncate(1 << 40)  # a line of zeros, more than fits into memory
+    with pytest.raises(RunError, match=r"metrics\.jsonl: line 4 has more than 16,777,216 bytes; remove it to go on"):
+        read_metrics(run.metrics)
 
 
 def test_truncation_drops_later_steps_and_the_cut_line(tmp_path):
