@@ -18,6 +18,7 @@ from .wandb_run import (
     TOKEN_COLUMNS,
     WandbRun,
     block_curves,
+    by_blocks,
     chart_groups,
     head_tables,
     sink_map,
@@ -138,8 +139,9 @@ def log_snapshot(loggers: Iterable[Logger], snapshot: Snapshot) -> None:
         import wandb
 
         objects: dict[str, Any] = {
-            f"bias/{name}_by_head": wandb.Table(columns=["layer", "head", name], data=rows)
-            for name, rows in head_tables(snapshot).items()
+            f"bias/{name}_by_head{part}": wandb.Table(columns=["layer", "head", name], data=rows)
+            for name, table in head_tables(snapshot).items()
+            for part, rows in by_blocks(table, wandb.Table.MAX_ROWS).items()
         }
         objects["bias/preferred_tokens"] = wandb.Table(columns=list(TOKEN_COLUMNS), data=token_rows([snapshot]))
         if picture is not None:

@@ -26,6 +26,7 @@ from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot
 from ..metrics.quantities import by_block
 from ..metrics.quantity import AXES
+from ..report.pictures.panels import evenly_spaced
 from .config import LogConfig
 
 # ---------------------------------------------------------------- snapshots as loggers with pictures show them
@@ -81,12 +82,14 @@ def block_curves(snapshot: Snapshot) -> dict[str, float]:
     return found
 
 
-def token_rows(snapshots: Sequence[Snapshot]) -> list[list[Any]]:
-    """List the rows of `TOKEN_COLUMNS`: the preferred tokens of every snapshot, step by step."""
+def token_rows(snapshots: Sequence[Snapshot], ranks: int | None = None) -> list[list[Any]]:
+    """List the rows of `TOKEN_COLUMNS`: the preferred tokens of every snapshot, or the first ``ranks`` of them, step by
+    step.
+    """
     return [
         [snapshot.step, *(token.get(name) for name in TOKEN_COLUMNS[1:])]
         for snapshot in snapshots
-        for token in snapshot.summary.get("top_tokens") or []
+        for token in (snapshot.summary.get("top_tokens") or [])[:ranks]
     ]
 
 
@@ -99,6 +102,18 @@ def head_tables(snapshot: Snapshot) -> dict[str, list[list[Any]]]:
         if array_LH is not None and of_heads and column is not None and not column.page_only:
             found[name] = [[layer, h, float(x)] for layer, row in enumerate(array_LH, 1) for h, x in enumerate(row)]
     return found
+
+
+def by_blocks(rows: list[list[Any]], most: int) -> dict[str, list[list[Any]]]:
+    """Divide the rows of a `head_tables` among tables of at most ``most`` rows, by the ends of their names: "" if all
+    fit into one.
+    """
+    if len(rows) <= most:
+        return {"": rows}
+    n_heads = sum(layer == 1 for layer, *_ in rows)
+    size = max(most // n_heads, 1) * n_heads
+    parts = [rows[first : first + size] for first in range(0, len(rows), size)]
+    return {f"_blocks_{part[0][0]}_to_{part[-1][0]}": part for part in parts}
 
 
 def sink_map(snapshot: Snapshot) -> np.ndarray | None:
@@ -294,12 +309,31 @@ class WandbRun(WandbLogger):
         import wandb
 
         objects: dict[str, Any] = {}
-        if rows := token_rows(self.run.snapshots()):
+        if rows := self._tokens_that_fit(wandb.Table.MAX_ROWS):
             objects["bias/preferred_tokens_over_steps"] = wandb.Table(columns=list(TOKEN_COLUMNS), data=rows)
         if self.run.report.is_file():
             objects["report"] = wandb.Html(str(self.run.report), inject=False)
         if objects:
             self._send(lambda: self.experiment.log(objects))
+
+    def _tokens_that_fit(self, most: int) -> list[list[Any]]:
+        """List the preferred tokens of all snapshots in at most ``most`` rows: W&B drops those behind them, the newest.
+
+        Snapshots give way, evenly, before ranks.
+        """
+        every = self.run.snapshots(arrays=False)
+        n_ranks = max((len(snapshot.summary.get("top_tokens") or []) for snapshot in every), default=0)
+        if not n_ranks:
+            return []
+        shown = [every[i] for i in evenly_spaced(len(every), max(most // n_ranks, 2))]
+        ranks = min(n_ranks, most // len(shown))
+        if len(shown) < len(every) or ranks < n_ranks:
+            self.say(
+                f"W&B: a table has {most:,} rows at most; preferred_tokens_over_steps has {len(shown):,} of "
+                f"{len(every):,} snapshots, {ranks:,} of {n_ranks:,} tokens of each; {self.run.path / 'snapshots'} "
+                "has all"
+            )
+        return token_rows(shown, ranks)
 
     def _log_files(self, report: Path | None) -> None:
         """Log config, birth certificate and, if they exist, the table of metrics and the report, as an artifact."""

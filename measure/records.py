@@ -230,9 +230,9 @@ class Snapshot:
             write_sealed_json(new / "summary.json", self.summary | {"arrays_sha256": file_sha256(new / ARRAYS)})
 
     @classmethod
-    def read(cls, folder: Path) -> Snapshot:
-        """Read a snapshot folder; RunError names the file that is missing, damaged or of another kind, and the
-        field.
+    def read(cls, folder: Path, *, arrays: bool = True) -> Snapshot:
+        """Read a snapshot folder, or its summary alone without ``arrays``; RunError names the file that is missing,
+        damaged or of another kind, and the field.
         """
         folder = find_folder(folder)
         file = folder / "summary.json"
@@ -243,7 +243,8 @@ class Snapshot:
             quantities = quantities_of(summary)
         except ValueError as error:
             raise RunError(f"{file}: damaged (quantities: {one_line(error)}); {_MEND}") from None
-        return cls(summary, _read_arrays(folder / ARRAYS, summary.pop("arrays_sha256", None), quantities))
+        sha256 = summary.pop("arrays_sha256", None)
+        return cls(summary, _read_arrays(folder / ARRAYS, sha256, quantities) if arrays else {})
 
 
 def _read_arrays(file: Path, sha256: str | None, quantities: Mapping[str, Quantity]) -> dict[str, np.ndarray]:
@@ -370,9 +371,9 @@ class RunDir:
         """Read and check the birth certificate; RunError names its fault."""
         return read_sealed_json(self.birth, Birth, "restore it from a copy")
 
-    def snapshots(self) -> list[Snapshot]:
-        """Read all snapshots, birth first."""
-        return [Snapshot.read(folder) for folder in self.snapshot_folders()]
+    def snapshots(self, *, arrays: bool = True) -> list[Snapshot]:
+        """Read all snapshots, birth first; without ``arrays`` their summaries alone."""
+        return [Snapshot.read(folder, arrays=arrays) for folder in self.snapshot_folders()]
 
     def write_snapshot(self, snapshot: Snapshot) -> None:
         """Write a snapshot into its folder, and remove the leftovers of writers that died.

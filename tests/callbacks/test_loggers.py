@@ -14,9 +14,10 @@ from rich.console import Console
 
 from birthmark.callbacks.config import LogConfig
 from birthmark.callbacks.loggers import CsvLogger, check_installed, log_snapshot
+from birthmark.callbacks.wandb_run import WandbRun
 from birthmark.errors import UsageError
 from birthmark.files import delete_folder
-from birthmark.measure.records import RunDir, append_metrics, read_metrics, write_metrics_csv
+from birthmark.measure.records import RunDir, Snapshot, append_metrics, read_metrics, write_metrics_csv
 from birthmark.trainer.run import pretrain
 
 FIELDS = {
@@ -171,6 +172,45 @@ def test_a_wandb_logger_of_the_users_own_is_shown_a_snapshot_too(run, offline_wa
     assert mass == pytest.approx(snapshot.arrays["sink_mass"][0].mean())
     assert (start.files / start.logged["mine-bias/sink_heatmap/path"]).is_file()
     assert start.logged["trainer/global_step"] == snapshot.step
+
+
+class Rows:
+    """In W&B's place: keeps of every table the rows that W&B would keep."""
+
+    def __init__(self):
+        self.tables = {}
+
+    def log(self, objects):
+        tables = {name: value for name, value in objects.items() if isinstance(value, wandb.Table)}
+        self.tables |= {name: table._to_table_json(warn=False)["data"] for name, table in tables.items()}
+
+
+def test_no_table_is_too_long_for_wandb(tmp_path, monkeypatch):
+    monkeypatch.setattr(wandb.Table, "MAX_ROWS", 20)
+    run, rows, said = RunDir(tmp_path / "run"), Rows(), []
+    tokens = [{"rank": k, "id": k, "text": "a", "p": 0.1, "argmax_share": 0.0} for k in range(1, 6)]
+    mass = np.arange(24.0).reshape(3, 8)
+    for step in range(0, 70, 10):
+        snapshot = Snapshot({"step": step, "bias": {}, "top_tokens": tokens}, {"sink_mass": mass})
+        snapshot.write(run.snapshot(step))
+        # The end needs no arrays.
+        (run.snapshot(step) / "arrays.safetensors").unlink()
+    logger = WandbRun(rows, "offline", run, lambda step: step, said.append)
+    logger._log_end()
+    found = rows.tables["bias/preferred_tokens_over_steps"]
+    assert [row[:2] for row in found] == [[step, k] for step in (0, 20, 40, 60) for k in range(1, 6)]
+    words = "a table has 20 rows at most; preferred_tokens_over_steps has 4 of 7 snapshots, 5 of 5 tokens of each"
+    assert [words in line for line in said] == [True]
+    log_snapshot([logger], snapshot)
+    first, second = (rows.tables[f"bias/sink_mass_by_head_blocks_{part}"] for part in ("1_to_2", "3_to_3"))
+    assert first + second == [[layer, head, 8.0 * (layer - 1) + head] for layer in (1, 2, 3) for head in range(8)]
+    monkeypatch.setattr(wandb.Table, "MAX_ROWS", 8)  # not even two snapshots fit
+    logger._log_end()
+    found = rows.tables["bias/preferred_tokens_over_steps"]
+    assert [row[:2] for row in found] == [[step, k] for step in (0, 60) for k in range(1, 5)]
+    monkeypatch.setattr(wandb.Table, "MAX_ROWS", 35)
+    logger._log_end()
+    assert (len(rows.tables["bias/preferred_tokens_over_steps"]), len(said)) == (35, 2)
 
 
 def test_loggers_that_are_missing_name_their_install_line(tiny, tmp_path, monkeypatch):
