@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..errors import UsageError
 from ..files import user_path
+from ..findings.formatting import in_few_words
 from ..measure.records import RunDir, metrics_by_step
 from ..models.config import dotted
 from ..report.terminal import RunConsole
@@ -143,7 +144,8 @@ class Run(Displayed):
         return str(self.path)
 
     def _title(self) -> str:
-        return f"Run({str(self.path)!r}): {len(self.snapshots)} snapshots, checkpoints {self.checkpoints}"
+        steps = in_few_words([str(step) for step in self.checkpoints])
+        return f"Run({str(self.path)!r}): {len(self.snapshots)} snapshots, checkpoints [{steps}]"
 
     def _sentences(self) -> list[Verdict]:
         return headlines(self.files)

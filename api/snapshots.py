@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ..errors import UsageError
+from ..findings.formatting import in_few_words, steps_near
 from ..measure.records import RunDir, step_of
 from ..measure.records import Snapshot as Record
 from ..metrics.quantity import AXES
@@ -142,7 +143,7 @@ class Snapshots(Displayed, Sequence[Snapshot]):
     def at(self, step: int) -> Snapshot:
         """Return the snapshot after ``step`` optimizer steps."""
         if step not in self.steps:
-            raise UsageError(f"no snapshot of step {step}; there are {', '.join(map(str, self.steps)) or 'none'}")
+            raise UsageError(f"no snapshot of step {step}; there are {steps_near(self.steps, step)}")
         return self[self.steps.index(step)]
 
     def scalars(self) -> Mapping[str, NamedArray]:
@@ -168,7 +169,7 @@ class Snapshots(Displayed, Sequence[Snapshot]):
         return NamedArray(values, ("step",), {"step": np.array(self.steps)}, name, label, unit)
 
     def _title(self) -> str:
-        return f"Snapshots of {self.name}: steps {', '.join(map(str, self.steps))}"
+        return f"Snapshots of {self.name}: steps {in_few_words([str(step) for step in self.steps])}"
 
     def _sentences(self) -> list[Verdict]:
         return headlines(self.run)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..findings.formatting import without_shared_folder
+from ..findings.formatting import in_few_words, without_shared_folder
 from ..metrics.weight_kinship import Kinship, births, kinships
-from .checkpoint import Judged, Member, Same, in_few_words, listed, read_content
+from .checkpoint import Judged, Member, Same, listed, read_content
 from .mixed_weights import say_mixed
 from .training_order import Direction, missing_places
 from .wrong_content import alike, compare_configs, of_one_shape, part_runs, say_duplicates, say_means, settle_duplicates

@@ -25,6 +25,7 @@ from ..files import (
     read_text,
     user_path,
 )
+from ..findings.formatting import in_few_words, steps_near
 from ..measure.records import RunDir, is_step
 from ..models.exchange.gguf_model import gguf_files, gguf_folder, gguf_tensors
 from ..models.exchange.hub import downloaded
@@ -265,7 +266,7 @@ def _of_run(named: ModelName) -> list[Member]:
         there = [_local(f"{named.text}@{step}", path, at_step(step), run) for step, path in steps.items()]
         return [_born(f"{named.text}@0", Birth.of_run(run)), *there]
     if named.number not in steps:
-        listed = ", ".join(map(str, steps)) or "none"
+        listed = steps_near(steps, named.number)
         raise UsageError(f"{named.text}: {run.path} has no checkpoint of step {named.number}; there are: {listed}")
     return [_local(named.text, steps[named.number], at_step(named.number), run)]
 
@@ -526,8 +527,3 @@ class Same:
 def listed(judged: Sequence[Judged], *, by_name: bool = False) -> str:
     """List some checkpoints in a few words: by their steps, or by their names."""
     return in_few_words([one.name if by_name else one.label for one in judged])
-
-
-def in_few_words(names: Sequence[str]) -> str:
-    """List up to four names, or the first two, the last and the number of more."""
-    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]} … {names[-1]} ({len(names)})"

@@ -12,8 +12,9 @@ from itertools import combinations
 import numpy as np
 import torch
 
+from ..findings.formatting import in_few_words
 from ..metrics.weight_kinship import mean_distances, squared_distances
-from .checkpoint import Same, in_few_words
+from .checkpoint import Same
 from .training_order import Place, chains, steps_of_chains
 
 #: Sampled values that a tensor needs; and of those that must differ where a tensor is said to change.

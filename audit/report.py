@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from ..files import strict, write_text
-from ..findings.formatting import shorten
+from ..findings.formatting import in_few_words, shorten
 from ..metrics.weight_kinship import FEWEST_TENSORS, LEAST_COSINE
 from ..report.charts.chart_page import Block, Fold, Panels, Prose, render_page
 from ..report.charts.specs import CurvePanel, MatrixPanel, PageRun, Series
@@ -19,7 +19,7 @@ from ..report.csv_files import check_data_folder, data_folder, write_csv_files
 from ..report.table import Cell, Column, Table
 from ..report.terminal import say
 from .audit import Audit
-from .checkpoint import Judged, in_few_words, listed
+from .checkpoint import Judged, listed
 from .training_order import Place, at_step
 
 # ---------------------------------------------------------------- lines and JSON

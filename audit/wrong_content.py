@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..findings.formatting import without_shared_folder
+from ..findings.formatting import in_few_words, without_shared_folder
 from ..metrics.weight_kinship import SHORTER, Steps, length_ratio, mean_distances, squared_distances
-from .checkpoint import Judged, Member, Same, in_few_words, listed, weights_of
+from .checkpoint import Judged, Member, Same, listed, weights_of
 from .training_order import Place, Run, Training, at_step, chains, steps_of_chains
 from .weight_samples import exact_difference
 from .weights import Entry, describe_json

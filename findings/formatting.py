@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os.path import commonprefix
 from typing import Any
 
@@ -122,6 +122,22 @@ def shorten_middle(text: str, limit: int) -> str:
     """Return ``text``, with its middle replaced by an ellipsis if it is longer than ``limit`` characters."""
     kept = max(limit - 1, 0)
     return text if len(text) <= limit else f"{text[: kept // 2]}…{text[len(text) - (kept - kept // 2) :]}"
+
+
+def in_few_words(names: Sequence[str]) -> str:
+    """List up to four names, or the first two, the last and the number of more."""
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]} … {names[-1]} ({len(names)})"
+
+
+def steps_near(steps: Iterable[int], wanted: int) -> str:
+    """List up to twelve steps, or the first, the last, their number, and the two nearest to ``wanted``; "none" without
+    any.
+    """
+    there = sorted(steps)
+    if len(there) <= 12:
+        return ", ".join(map(str, there)) or "none"
+    near = sorted(sorted(there, key=lambda step: abs(step - wanted))[:2])
+    return f"{there[0]} … {there[-1]} ({len(there)}), the nearest {near[0]} and {near[1]}"
 
 
 def without_shared_folder(names: Sequence[str]) -> list[str]:

@@ -9,10 +9,10 @@ from typing import Any
 from ..errors import UsageError
 from ..files import find_folder, finite_or_nan, printable
 from ..findings.chain_links import peaks_by_block
-from ..findings.formatting import format_value
+from ..findings.formatting import format_value, steps_near
 from ..findings.run_history import RunHistory
 from ..findings.verdict import Group
-from ..measure.records import RunDir, Snapshot
+from ..measure.records import RunDir, Snapshot, step_of
 from ..models.exchange.gguf_header import kinds_in_words
 from .charts.chart_page import page_styles
 from .charts.stills import still
@@ -97,8 +97,8 @@ def find_snapshot(run: RunDir, step: int, asked: str) -> Path:
     steps.
     """
     folder = run.snapshot(step)
-    if folder not in run.snapshot_folders():
-        there = ", ".join(str(snapshot.step) for snapshot in run.snapshots()) or "none"
+    if folder not in (folders := run.snapshot_folders()):
+        there = steps_near(map(step_of, folders), step)
         raise UsageError(f"{asked}: {run.path} has no snapshot of that step; there are: {there}")
     return folder
 

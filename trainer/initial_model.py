@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import torch
 
 from ..errors import RunError, UsageError
+from ..findings.formatting import steps_near
 from ..measure.records import RunDir
 from ..models.adapter_config import AdapterConfig
 from ..models.adapters import attach, initialize_adapter, is_adapter
@@ -74,7 +75,7 @@ def find_initial_checkpoint(name: str) -> InitialCheckpoint | None:
     if not there:
         raise UsageError(f"--init_from {name}: {run.path} has no checkpoint yet")
     if named.number is not None and named.number not in there:
-        raise UsageError(f"--init_from {name}: {run.path} has checkpoints of steps {', '.join(map(str, there))}")
+        raise UsageError(f"--init_from {name}: {run.path} has checkpoints of steps {steps_near(there, named.number)}")
     found = max(there) if named.number is None else named.number
     return InitialCheckpoint(f"{named.lasting}@{found}", _model_of(run), _tokenizer_of(named), there[found])
 

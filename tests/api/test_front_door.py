@@ -21,7 +21,11 @@ from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.exchange.pretrained import save_pretrained
+from birthmark.report.snapshot_page import find_snapshot
+from birthmark.trainer.by_name.comparison import names_at_steps
+from birthmark.trainer.checkpoints.folder_io import find_checkpoint
 from birthmark.trainer.config_file import read_config
+from birthmark.trainer.initial_model import find_initial_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +132,29 @@ def test_snapshots_are_named_arrays(run):
         run.snapshots.at(3)
     with pytest.raises(bm.UsageError, match=r"sink_mas: no such quantity; did you mean sink_mass\?"):
         run.snapshots["sink_mas"]
+
+
+def test_a_step_among_many_is_one_short_line(run, tmp_path):
+    trained, run = run.files, RunDir(tmp_path / "run")
+    for step in range(0, 1001, 5):
+        run.snapshot(step).mkdir(parents=True)
+        run.checkpoint(step).mkdir(parents=True)
+    for file in (trained.config, trained.birth):
+        shutil.copy(file, run.path)
+    near = "0 … 1000 (201), the nearest 5 and 10"
+    for asked, said in (
+        (lambda: bm.Run(run.path).snapshots.at(7), f"no snapshot of step 7; there are {near}"),
+        (lambda: find_snapshot(run, 7, "run@7"), f"run@7: {run.path} has no snapshot of that step; there are: {near}"),
+        (lambda: find_checkpoint(run, 7), f"--step 7: {run.path} has checkpoints of steps {near}"),
+        (lambda: bm.load(f"{run.path}@7"), f"has no checkpoint of step 7; there are: {near}"),
+        (lambda: names_at_steps([str(run.path)], "7"), f"has no checkpoint of step 7; there are: {near}"),
+        (lambda: find_initial_checkpoint(f"{run.path}@7"), f"{run.path} has checkpoints of steps {near}"),
+    ):
+        with pytest.raises(bm.UsageError) as refusal:
+            asked()
+        assert str(refusal.value).endswith(said)
+    assert bm.Run(run.path)._title() == f"Run({str(run.path)!r}): 201 snapshots, checkpoints [0, 5 … 1000 (201)]"
+    assert bm.Run(run.path).snapshots._title() == "Snapshots of run: steps 0, 5 … 1000 (201)"
 
 
 def test_every_declared_array_has_its_dimensions(run):

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birthmark.findings.formatting import MISSING, format_value, in_ascii, in_prose
+from birthmark.findings.formatting import MISSING, format_value, in_ascii, in_prose, steps_near
 from birthmark.findings.glossary import TERMS, explained
+
+
+def test_steps_in_a_few_words():
+    assert [steps_near(steps, 7) for steps in ([], [4, 0], range(12))] == [
+        "none",
+        "0, 4",
+        ", ".join(map(str, range(12))),
+    ]
+    assert steps_near(range(0, 5001, 10), 123) == "0 … 5000 (501), the nearest 120 and 130"
+    assert steps_near({0, *range(100, 200)}, 900) == "0 … 199 (101), the nearest 198 and 199"
 
 
 def read(text):

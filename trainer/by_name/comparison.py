@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import RunError, UsageError
+from ...findings.formatting import steps_near
 from ...measure.config import SnapshotConfig
 from ...measure.model_pairs import AllPairs, Compared, Line, compare_readings, losses_on_line
 from ...measure.model_reading import ModelReading, read_model
@@ -46,7 +47,7 @@ def names_at_steps(names: Sequence[str], steps: str) -> dict[int, list[str]]:
         raise UsageError(f"--step {steps}: give numbers with commas between, such as 0,100,200, or all")
     for name, has in zip(names, there, strict=True):
         if missing := [step for step in wanted if step not in has]:
-            listed = ", ".join(map(str, sorted(has)))
+            listed = steps_near(has, missing[0])
             raise UsageError(f"--step {steps}: {name} has no checkpoint of step {missing[0]}; there are: {listed}")
     return {step: [f"{name}@{step}" for name in names] for step in wanted}
 

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict, override
 
 from ...errors import RunError, UsageError
 from ...files import read_json
+from ...findings.formatting import in_few_words, steps_near
 from ...measure.hf import HFConfig, HFModel
 from ...measure.records import RunDir, step_of
 from ...models.adapters import base_digest, is_adapter
@@ -273,8 +274,7 @@ def _of_run(name: str, run: RunDir, step: int | None, average: str) -> SourceWit
     if step == 0:
         return _at_birth(name, config, config.init_seed, tokenizer, run.path)
     if step is not None and step not in (steps := run.checkpoints_by_step()):
-        there = ", ".join(map(str, steps)) or "none"
-        raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
+        raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {steps_near(steps, step)}")
     checkpoint = find_checkpoint(run, step)
     step = step_of(checkpoint)
     read, averaged = _reader(name, run, step, average)
@@ -300,7 +300,8 @@ def _reader(name: str, run: RunDir, step: int, average: str) -> tuple[Callable[[
     if len(steps) < n:
         raise UsageError(f"{name}: {run.path} has {len(steps)} checkpoints up to step {step}; give @mean{len(steps)}")
     others = [there[at] for at in steps[:-1]]
-    return partial(CheckpointWeights, others=others), f"the mean of the weights at steps {', '.join(map(str, steps))}"
+    at_steps = in_few_words([str(step) for step in steps])
+    return partial(CheckpointWeights, others=others), f"the mean of the weights at steps {at_steps}"
 
 
 def _whole_weights(config: RunConfig, checkpoint: Path, read: Callable[[Path], CheckpointWeights]) -> CheckpointWeights:

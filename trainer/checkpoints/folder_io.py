@@ -15,6 +15,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from typing_extensions import override
 
 from ...errors import RunError, UsageError
+from ...findings.formatting import steps_near
 from ...measure.records import RunDir
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
@@ -31,7 +32,7 @@ def find_checkpoint(run: RunDir, step: int | None) -> Path:
     if step is None:
         return there[max(there)]
     if step not in there:
-        raise UsageError(f"--step {step}: {run.path} has checkpoints of steps {', '.join(map(str, there))}")
+        raise UsageError(f"--step {step}: {run.path} has checkpoints of steps {steps_near(there, step)}")
     return there[step]
 
 

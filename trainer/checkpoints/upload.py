@@ -15,6 +15,7 @@ from typing import Any
 
 from ...data.remote import Store
 from ...errors import UsageError
+from ...findings.formatting import in_few_words
 from ...measure.records import RunDir, is_step, step_of
 from .state_file import STATE
 
@@ -159,9 +160,10 @@ class Uploader:
         self._thread.join(None if error is None else _GRACE_S)
         missing = sorted(self._local().keys() - self._whole)
         if missing:
+            steps = in_few_words([str(step) for step in missing])
             self.say(
-                f"{self.store.url}: lacks the checkpoints of steps {', '.join(map(str, missing))}, which are in "
-                f"{self.run.path}; going on with the run copies them"
+                f"{self.store.url}: lacks the checkpoints of steps {steps}, which are in {self.run.path}; going on "
+                "with the run copies them"
             )
 
     # ---------------------------------------------------------------- in the thread
