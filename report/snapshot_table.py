@@ -9,16 +9,19 @@ from typing import Any
 from markupsafe import Markup
 from rich.console import Console
 
-from ..findings.formatting import format_value
+from ..findings.formatting import format_value, in_prose
 from ..findings.run_history import RunHistory, declared_quantities, read_runs, row_key
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
+from .pictures.panels import evenly_spaced
 from .table import Cell, Column, Table, broken
 from .terminal import say
 from .verdicts import printed, verdicts
 
 _LINEAGE = ("seedprint_z", "seedprint_log10_p")
+#: Rows that the terminal shows at most, and runs whose tables it shows.
+_MOST_ROWS, _MOST_TABLES = 30, 6
 _LOSSES = ("val_loss", "train_loss")  # the terminal shows the first of them that was logged
 
 
@@ -114,7 +117,33 @@ def print_table(run: RunDir, console: Console, history: RunHistory | None = None
     console.print(printed(found, ascii_only=console.options.ascii_only))
     console.print()
     columns = _terminal_columns(rows, declared_quantities(history.snapshots))
-    table_of_snapshots(rows, columns).print(console, all_columns="--json prints every column")
+    shown = [rows[i] for i in evenly_spaced(len(rows), _MOST_ROWS)]
+    table_of_snapshots(shown, columns).print(console, all_columns="--json prints every column")
+    if len(shown) < len(rows):
+        say(console, f"{len(shown)} of {len(rows):,} steps: --json prints all", wrapped=True)
+
+
+def print_runs(histories: Sequence[RunHistory], console: Console) -> None:
+    """Print the verdicts and the rows of each run; of more than six runs a line each."""
+    for history in histories:
+        if len(histories) > _MOST_TABLES:
+            say(console, _in_a_line(history))
+            continue
+        if len(histories) > 1:
+            say(console, f"{history.folder.path}", style="bold")
+        print_table(history.folder, console, history)
+    if len(histories) > _MOST_TABLES:
+        say(console, "a line for each run: --json prints all", wrapped=True)
+
+
+def _in_a_line(history: RunHistory) -> str:
+    """Say how far a run is, with its newest loss."""
+    if not history.rows:
+        return f"{history.folder.path}: no snapshots yet"
+    n, step = len(history.snapshots), history.rows[-1]["step"]
+    losses = ((name, values[-1]) for name in ("val/loss", "train/loss") if (values := history.series(name)[1]))
+    loss = next((f", {name.replace('/', ' ')} {in_prose(value)}" for name, value in losses), "")
+    return f"{history.folder.path}: {n:,} snapshot{'s' * (n != 1)}, step {step:,}{loss}"
 
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[ScalarColumn]:

@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
     from ...report.csv_files import data_folder
     from ...report.run_page import build_pages, compared_in_words, summarise
     from ...report.snapshot_page import build_snapshot_page
-    from ...report.snapshot_table import print_table
+    from ...report.snapshot_table import print_runs
     from ...report.terminal import out_file, print_json, print_written, say
     from ...trainer.by_name.name_grammar import whole_run
 
@@ -69,10 +69,7 @@ def run(options: Namespace) -> int:
     out = out or (runs[0].report if len(runs) == 1 else Path("report.html"))
     histories = build_pages(runs, out)
     console = Console(stderr=True)
-    for run, history in zip(runs, histories, strict=True):
-        if len(runs) > 1:
-            say(console, f"{run.path}", style="bold")
-        print_table(run, console, history)
+    print_runs(histories, console)
     for sentence in compared_in_words(histories):
         say(console, sentence, wrapped=True)
     print_written("numbers of its pictures", data_folder(out))

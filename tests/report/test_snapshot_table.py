@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from rich.console import Console
 from birthmark.files import write_json, write_text
 from birthmark.findings.formatting import MISSING, format_p
 from birthmark.findings.run_history import read_runs
-from birthmark.measure.records import RunDir, Snapshot, append_metrics
+from birthmark.measure.records import MetricsLog, RunDir, Snapshot, append_metrics
 from birthmark.report.run_page import summarise
-from birthmark.report.snapshot_table import print_table
+from birthmark.report.snapshot_table import print_runs, print_table
 from birthmark.report.verdicts import lineage_figure, run_figures
 
 BIAS = {
@@ -40,6 +41,35 @@ def printed(run, **settings):
     console = Console(file=io.StringIO(), **settings)
     print_table(run, console)
     return console.file.getvalue()
+
+
+def test_a_long_run_has_evenly_spaced_rows_and_many_runs_a_line_each(run):
+    for step in range(100, 3101, 100):
+        Snapshot({"step": step, "bias": {"alignment": 0.5}}, {}).write(run.snapshot(step))
+    text = printed(run, width=100)
+    # 33 snapshots, of which each place in 30 equal parts has the nearest.
+    steps = [*range(0, 3101, 100), 123456]
+    shown = [f"{steps[round(32 * i / 29)]:,}" for i in range(30)]
+    assert [line.split()[0] for line in text.splitlines() if line.split()[:1] and line.split()[0] in shown] == shown
+    assert text.splitlines()[-1] == "30 of 33 steps: --json prints all"
+    (history,) = read_runs([run])
+    lines = {n: _printed_runs([history] * n) for n in (1, 6, 7)}
+    assert [sum(line == f"{run.path}" for line in lines[n]) for n in lines] == [0, 6, 0]
+    said = f"{run.path}: 33 snapshots, step 123,456, val loss 1.750"
+    assert lines[7] == [said] * 7 + ["a line for each run: --json prints all"]
+    # A run that goes on, and one that has nothing.
+    empty = replace(history, snapshots=[], rows=[])
+    unknown = replace(history, snapshots=history.snapshots[:1], rows=history.rows[:1], metrics=MetricsLog())
+    assert _printed_runs([empty, unknown] * 4)[:2] == [
+        f"{run.path}: no snapshots yet",
+        f"{run.path}: 1 snapshot, step 0",
+    ]
+
+
+def _printed_runs(histories):
+    console = Console(file=io.StringIO(), width=100)
+    print_runs(histories, console)
+    return console.file.getvalue().splitlines()
 
 
 def test_rows_join_snapshots_and_losses_by_step(run):
