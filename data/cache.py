@@ -91,7 +91,11 @@ def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
     for path in paths:
         check_file(path, fail=UsageError)
         check_no_holes(path, UsageError)
-    stats = [(str(path.resolve()), path.stat()) for path in paths]
+    # All folders above a file are looked at once, not for every file in it.
+    folders = {folder: folder.resolve() for folder in {path.parent for path in paths}}
+    stats = [
+        (str(path.resolve() if path.is_symlink() else folders[path.parent] / path.name), path.stat()) for path in paths
+    ]
     return [(name, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
 
 

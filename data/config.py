@@ -102,10 +102,10 @@ TokenDtype = Literal["", "uint8", "uint16", "int16", "uint32", "int32", "uint64"
 def corpus_suffix(name: str) -> str:
     """Return the suffix that gives a file's kind, in small letters, ignoring a supported compression."""
     path = Path(name.lower())
+    if (suffix := path.suffix) not in COMPRESSIONS:
+        return suffix
     inner = Path(path.stem).suffix
-    if path.suffix in COMPRESSIONS and inner in (*TEXT_SUFFIXES, ".json", ".jsonl", ".csv"):
-        return inner
-    return path.suffix
+    return inner if inner in (*TEXT_SUFFIXES, ".json", ".jsonl", ".csv") else suffix
 
 
 def is_remote(named: str) -> bool:

@@ -140,8 +140,8 @@ def _open_plain(path: Path) -> Any:
 _BLOCK = 1 << 20
 #: Bytes of the largest file that is held in memory as one text.
 _MOST_WHOLE = 1 << 25
-#: Bytes of a corpus whose survey is kept: a smaller one is read in a second.
-_WORTH_KEEPING = 1 << 28
+#: Bytes and files of a corpus whose survey is kept: one with less of both is read in a second.
+_WORTH_KEEPING, _MANY_FILES = 1 << 28, 2000
 #: Bytes of files that a process surveys before it reports.
 _SURVEYED_AT_ONCE = 1 << 26
 
@@ -203,12 +203,12 @@ class FileCorpus(SurveyedCorpus):
         return kept, dict(skipped)
 
     def _facts(self) -> list[_Facts]:
-        """Return the facts of every file; for a large corpus they are cached while the files are unchanged
-        (`file_states`).
+        """Return the facts of every file; for a corpus of many bytes or files they are cached while the files are
+        unchanged (`file_states`).
         """
         states = file_states([file.path for file in self._files])
         n_bytes = np.array([size for _, size, *_ in states], dtype=np.int64)
-        if n_bytes.sum() < _WORTH_KEEPING:
+        if n_bytes.sum() < _WORTH_KEEPING and len(n_bytes) < _MANY_FILES:
             return [_facts_of(file.path) for file in self._files]
         folder = self._cache_dir / f"files-{fingerprint(files=states, format=2)[:16]}"
         group = np.cumsum(n_bytes) // _SURVEYED_AT_ONCE
@@ -355,11 +355,13 @@ def walk(root: Path, excluded: Sequence[str] = ()) -> dict[str, list[KeyedPath]]
     found: dict[str, list[KeyedPath]] = {}
     for folder, subfolders, names in os.walk(root, onerror=_refuse):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith(".") and name not in excluded)
+        # Once for all of its files: a corpus has many, and each path costs as much as a look at the disk.
+        below = Path(folder).relative_to(root).as_posix()
+        prefix = "" if below == "." else f"{below}/"
         for name in sorted(names):
             path = Path(folder, name)
             if not name.startswith(".") and path.is_file():
-                key = path.relative_to(root).as_posix()
-                found.setdefault(corpus_suffix(name), []).append(keyed(key, path))
+                found.setdefault(corpus_suffix(name), []).append(keyed(prefix + name, path))
     return found
 
 

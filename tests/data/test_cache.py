@@ -3,11 +3,12 @@ import os
 import re
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from birthmark.data.cache import build_once, file_sha256
+from birthmark.data.cache import build_once, file_sha256, file_states
 from birthmark.errors import RunError, UsageError
 
 NAME = "shards-0123456789abcdef"
@@ -26,6 +27,17 @@ def builder(content=b"content" * 100, calls=None):
 
 def leftovers(folder):
     return [path for path in folder.iterdir() if ".tmp-" in path.name]
+
+
+def test_a_file_is_named_by_its_place_behind_all_links(tmp_path, monkeypatch):
+    (tmp_path / "a" / "deep").mkdir(parents=True)
+    (tmp_path / "a" / "deep" / "one").write_text("one")
+    (tmp_path / "folder").symlink_to("a/deep")
+    (tmp_path / "two").symlink_to("folder/one")
+    monkeypatch.chdir(tmp_path / "a")
+    names = ("deep/one", "../folder/one", "../two", "../a/../two", str(tmp_path / "two"))
+    found = [name for name, *_ in file_states(list(map(Path, names)))]
+    assert found == [os.path.realpath(name) for name in names] == [os.path.realpath("deep/one")] * 5
 
 
 def test_built_once(tmp_path):

@@ -211,11 +211,15 @@ def test_long_files_are_read_in_blocks_as_short_ones_whole(tmp_path, tokenizer, 
     assert ids() == ids_of_whole
 
 
-def test_the_survey_of_a_large_corpus_is_kept_until_a_file_changes(folder, tmp_path, monkeypatch):
+# The folder has 41 files then.
+@pytest.mark.parametrize(("limit", "least", "n_workers"), [("_WORTH_KEEPING", 0, 2), ("_MANY_FILES", 41, 1)])
+def test_the_survey_of_a_large_corpus_is_kept_until_a_file_changes(
+    folder, tmp_path, monkeypatch, limit, least, n_workers
+):  # fmt: skip
     (folder / "nul.txt").write_bytes(b"a\0b")
     small = open_corpus(config(folder))
-    asked = replace(config(folder), cache_dir=str(tmp_path / "cache"), n_workers=2)
-    monkeypatch.setattr(text_files, "_WORTH_KEEPING", 0)
+    asked = replace(config(folder), cache_dir=str(tmp_path / "cache"), n_workers=n_workers)
+    monkeypatch.setattr(text_files, limit, least)
     monkeypatch.setattr(text_files, "_SURVEYED_AT_ONCE", 20_000)
     for opened in (open_corpus(asked), open_corpus(asked)):
         assert opened.content_hash() == small.content_hash()
@@ -224,7 +228,7 @@ def test_the_survey_of_a_large_corpus_is_kept_until_a_file_changes(folder, tmp_p
         # The second must not read.
         monkeypatch.setattr(text_files, "_facts_of", None)
     monkeypatch.undo()
-    monkeypatch.setattr(text_files, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(text_files, limit, least)
     victim = folder / "part0" / "file00.txt"
     before = victim.stat()
     victim.write_bytes(victim.read_bytes()[:-1] + b"!")
