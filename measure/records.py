@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NotRequired
 
@@ -629,10 +628,10 @@ def write_metrics_csv(run: RunDir) -> list[str]:
     """
     rows = metrics_by_step(run)
     columns = ["step", *sorted(rows.names)]
-    cells = ([row.get(name) for name in columns] for row in rows.values())
     # A row at a time: the table of a long run is not held in memory as text.
     with atomic_path(run.metrics_csv) as new, new.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(csv_text([row]) for row in chain([columns], cells))
+        file.write(csv_text([columns]))
+        file.writelines(csv_text([[row.get(name) for name in columns]]) for row in rows.values())
     return columns
 
 
