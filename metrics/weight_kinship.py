@@ -80,6 +80,8 @@ def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
     # Values that are free once each run is centred.
     freedom_T = np.array([n_free for *_, n_free in tests_TMM])
     tests = [[Kinship(1.0, 0.0, 1.0, 0.0)] * len(values) for _ in values]
+    # All chances at once: one call of scipy takes longer than all else of a pair.
+    tested, facts = [], []
     for a in range(len(values)):
         for b in range(a + 1, len(values)):
             is_known = ~np.isnan(cosines_MMT[a, b])
@@ -92,13 +94,16 @@ def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
                 cosines = cosines_MMT[a, b][used]
             n = len(cosines)
             if n < FEWEST_TENSORS:
-                tests[a][b] = Kinship(float(np.mean(cosines)) if n else np.nan, np.nan)
-            else:
-                spread, mean = max(float(np.std(cosines, ddof=1)), 1e-12) / n**0.5, float(np.mean(cosines))
-                p = float(stats.t.sf(mean / spread, n - 1))
-                median_p = float(stats.norm.sf(np.median(cosines * freedom_T[used] ** 0.5)))
-                tests[a][b] = Kinship(mean, p, float(np.median(cosines)), median_p)
-            tests[b][a] = tests[a][b]
+                tests[a][b] = tests[b][a] = Kinship(float(np.mean(cosines)) if n else np.nan, np.nan)
+                continue
+            spread, mean = max(float(np.std(cosines, ddof=1)), 1e-12) / n**0.5, float(np.mean(cosines))
+            deviations = float(np.median(cosines * freedom_T[used] ** 0.5))
+            tested.append((a, b))
+            facts.append((mean, mean / spread, n - 1, float(np.median(cosines)), deviations))
+    means, t, freedom, medians, deviations_of_median = np.array(facts).reshape(-1, 5).T
+    found = np.stack([means, stats.t.sf(t, freedom), medians, stats.norm.sf(deviations_of_median)], 1).tolist()
+    for (a, b), numbers in zip(tested, found, strict=True):
+        tests[a][b] = tests[b][a] = Kinship(*numbers)
     return tests
 
 
@@ -168,49 +173,66 @@ def mean_distances(squares_TMM: np.ndarray) -> np.ndarray:
     return found_MM
 
 
-def path_length(order: Sequence[int], distance_MM: np.ndarray) -> float:
-    """Return the length of the path through all of ``order``."""
-    return float(sum(distance_MM[a, b] for a, b in pairwise(order)))
-
-
 def shortest_path(distance_MM: np.ndarray, start: Sequence[int]) -> list[int]:
-    """Search an order of all checkpoints with a short path through them. From ``start``, move parts of up to three,
-    reverse parts of any length and exchange two, until nothing helps. Training hardly turns back, so its checkpoints in
-    their order are close to the shortest path.
+    """Search an order of all checkpoints with a short path through them. From ``start``, move a part of up to three,
+    reverse a part of any length or exchange two, each time as shortens the path most, until nothing does. Training
+    hardly turns back, so its checkpoints in their order are close to the shortest path.
+
+    Args:
+        distance_MM: symmetric.
+        start: each checkpoint once.
     """
-    best, length = list(start), path_length(start, distance_MM)
-    improved = True
-    while improved:
-        improved = False
-        for order in _neighbours(best):
-            if (new := path_length(order, distance_MM)) < length - 1e-12:
-                best, length, improved = order, new, True
-                break
-    return best
+    path = list(start)
+    while path:
+        # A place at distance 0 beyond each end: an end is then as any other place.
+        d_PP = np.pad(distance_MM[np.ix_(path, path)], 1)
+        changes = [*_changes(d_PP)]
+        places = [np.unravel_index(np.nanargmin(change), change.shape) for change in changes]
+        move = min(range(len(changes)), key=lambda kind: changes[kind][places[kind]])
+        # Less may be an error of rounding.
+        if not changes[move][places[move]] < -1e-12 * max(1.0, np.nanmax(d_PP)):
+            break
+        path = _moved(path, move, *map(int, places[move]))
+    return path
+
+
+def _changes(d_PP: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the changes of a path's length by `_moved`, ``[i, j]`` for each kind of move; 0 where it moves nothing."""
+    n, step_P = len(d_PP) - 2, d_PP.diagonal(1)
+    # From the place before i to j, and from i to the one behind j.
+    reversed_NN = d_PP[:-2, 1:-1] + d_PP[1:-1, 2:] - step_P[:-1, None] - step_P[None, 1:]
+    yield np.triu(reversed_NN, 1)
+    yield np.triu(reversed_NN + reversed_NN.T, 2)
+    for size in range(1, min(3, n) + 1):
+        closed = d_PP.diagonal(size + 1) - step_P[: n - size + 1] - step_P[size:]
+        moved = d_PP[:-1, 1 : n - size + 2].T + d_PP[size:-1, 1:] - step_P + closed[:, None]
+        ahead = np.arange(n + 1) - np.arange(n - size + 1)[:, None]
+        yield np.where((ahead >= 0) & (ahead <= size), 0.0, moved)
+
+
+def _moved(path: list[int], move: int, i: int, j: int) -> list[int]:
+    """Reverse the places from i to j (``move`` 0), exchange the two (1), or put as many as ``move`` says, less 1, from
+    i on before j.
+    """
+    if move == 0:
+        return [*path[:i], *path[i : j + 1][::-1], *path[j + 1 :]]
+    if move == 1:
+        return [*path[:i], path[j], *path[i + 1 : j], path[i], *path[j + 1 :]]
+    end = i + move - 1
+    if j < i:
+        return [*path[:j], *path[i:end], *path[j:i], *path[end:]]
+    return [*path[:i], *path[end:j], *path[i:end], *path[j:]]
 
 
 def nearest_path(distance_MM: np.ndarray) -> list[int]:
     """Return an order to begin `shortest_path` from, where no labels give one: from an end, which is far from the first
-    checkpoint, to the nearest of those that are left. From an order by chance the search takes minutes for a hundred.
+    checkpoint, to the nearest of those that are left. From an order by chance the search takes many more moves.
     """
     left = set(range(len(distance_MM)))
     path = [int(distance_MM[0].argmax())] if left else []
     while left := left - {*path[-1:]}:
         path.append(min(left, key=lambda i: (distance_MM[path[-1], i], i)))
     return path
-
-
-def _neighbours(order: list[int]) -> Iterator[list[int]]:
-    n = len(order)
-    for i in range(n):
-        for j in range(i + 1, n):
-            yield [*order[:i], *order[i : j + 1][::-1], *order[j + 1 :]]
-            exchanged = list(order)
-            exchanged[i], exchanged[j] = exchanged[j], exchanged[i]
-            yield exchanged
-        for size in (1, 2, 3):
-            part, rest = order[i : i + size], [*order[:i], *order[i + size :]]
-            yield from ([*rest[:j], *part, *rest[j:]] for j in range(len(rest) + 1) if j != i)
 
 
 def is_shorter(other: Sequence[int], order: Sequence[int], distance_MM: np.ndarray) -> bool:

@@ -93,10 +93,11 @@ def print_picture(path: Path) -> None:
 
 
 @contextmanager
-def bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+def bar(what: str, total: int, *, quiet: bool, then: str = "") -> Iterator[Callable[[int], None]]:
     """Show a progress bar of ``total`` on a terminal's standard error until the end; elsewhere a line now and then.
 
-    Yields the function that advances it by a number. ``quiet`` shows nothing.
+    Yields the function that advances it by a number. ``quiet`` shows nothing. ``then`` names work of unknown length
+    behind the last, shown until the end.
     """
     console, pace, done = Console(stderr=True), Pace(total), 0
 
@@ -104,6 +105,8 @@ def bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]
         nonlocal done
         done += n
         progress.advance(task, n)
+        if then and done >= total:
+            progress.update(task, description=then, total=None)
         if progress.disable and not quiet and done < total and pace.is_due():
             left = duration(pace.seconds_left(done) or 0)
             print(f"{what}: {done:,} of {total:,}, about {left} left", file=sys.stderr, flush=True)

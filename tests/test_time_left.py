@@ -7,7 +7,7 @@ from rich.console import Console
 
 from birthmark import time_left
 from birthmark.measure.records import RunDir
-from birthmark.report.terminal import bar
+from birthmark.report import terminal
 from birthmark.time_left import Pace, duration
 from birthmark.trainer.run import pretrain
 
@@ -55,7 +55,7 @@ def test_times_in_words(seconds, words):
 
 def test_a_bar_is_lines_on_standard_error_without_a_terminal_and_nothing_where_json_is_asked_for(clock, capsys):
     for quiet in (False, True):
-        with bar("births", 4, quiet=quiet) as advance:
+        with terminal.bar("births", 4, quiet=quiet) as advance:
             for _ in range(4):
                 clock(20)
                 advance(1)
@@ -64,17 +64,28 @@ def test_a_bar_is_lines_on_standard_error_without_a_terminal_and_nothing_where_j
         assert err.splitlines() == ([] if quiet else ["births: 2 of 4, about 40 s left"])
 
 
+def test_a_bar_names_the_work_behind_the_last(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(terminal, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=100))
+    with terminal.bar("checkpoints", 2, quiet=False, then="judging") as advance:
+        advance(1)
+        before = screen.getvalue()
+        advance(1)
+    assert "judging" not in before
+    assert "judging" in screen.getvalue()
+
+
 def test_a_run_without_a_terminal_says_now_and_then_what_is_left(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(time_left, "LINES_S", 0.0)
     said = {}
-    for terminal in (False, True):
-        console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=200)
+    for is_terminal in (False, True):
+        console = Console(file=io.StringIO(), force_terminal=is_terminal, color_system=None, width=200)
         pretrain(
             tiny({"trainer.max_steps": 5, "trainer.checkpoint_every": 4}),
-            RunDir(tmp_path / str(terminal)),
+            RunDir(tmp_path / str(is_terminal)),
             console=console,
         )
-        said[terminal] = [line for line in console.file.getvalue().splitlines() if " of 5  loss" in line]
+        said[is_terminal] = [line for line in console.file.getvalue().splitlines() if " of 5  loss" in line]
     assert [line.split()[1] for line in said[False]] == ["2", "3"]  # 1 compiles; 4 and 5 are milestones
     assert all(line.endswith(" left") for line in said[False])
     assert said[True] == []

@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
     members = find_members(options.suite)
     if len(members) < 2:
         raise UsageError(f"{options.suite[0]}: one checkpoint is no suite; give at least two")
-    with bar("checkpoints", len(members), quiet=options.json) as advance:
+    with bar("checkpoints", len(members), quiet=options.json, then="judging") as advance:
         found = audit(members, scan=not options.quick, advance=advance, absent=listed_but_absent(options.suite))
     if options.json:
         print_json(as_json(found))

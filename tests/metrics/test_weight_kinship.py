@@ -1,12 +1,17 @@
 """Kinship and order of weights, on walks whose order is known."""
 
+from itertools import pairwise, permutations
+
 import numpy as np
 import pytest
+from scipy import stats
 
+from birthmark.metrics import weight_kinship
 from birthmark.metrics.weight_kinship import (
     births,
     is_shorter,
     kinship,
+    kinships,
     mean_distances,
     nearest_path,
     overshoot,
@@ -151,9 +156,95 @@ def test_the_shortest_path_is_the_order_of_training():
         assert is_shorter([1, 3, 0, 2], [2, 3, 0, 1], d) == shorter
 
 
+def length(path, distance_MM):
+    return sum(distance_MM[a, b] for a, b in pairwise(path))
+
+
+def slow_moves(path):
+    """Every move of the search, built as a list."""
+    n = len(path)
+    for i in range(n):
+        for j in range(i + 1, n):
+            yield [*path[:i], *path[i : j + 1][::-1], *path[j + 1 :]]
+            yield [*path[:i], path[j], *path[i + 1 : j], path[i], *path[j + 1 :]]
+        for size in (1, 2, 3):
+            part, rest = path[i : i + size], [*path[:i], *path[i + size :]]
+            yield from ([*rest[:j], *part, *rest[j:]] for j in range(len(rest) + 1))
+
+
+def slow_search(distance_MM, start):
+    """Take the first move that shortens the path, its whole length summed, until none does."""
+    better = list(start)
+    while better:
+        path = better
+        least = length(path, distance_MM) - 1e-12
+        better = next((new for new in slow_moves(path) if length(new, distance_MM) < least), None)
+    return path
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7])
+def test_a_small_suite_in_any_order_has_the_shortest_of_all_paths(n):
+    for seed in range(6):
+        numbers = np.random.default_rng(seed)
+        x_MN = np.cumsum(numbers.normal(size=(n, 40)), 0)
+        distance_MM = np.linalg.norm(x_MN[:, None] - x_MN, axis=2)
+        found = shortest_path(distance_MM, numbers.permutation(n).tolist())
+        shortest = min(length(path, distance_MM) for path in permutations(range(n)))
+        assert length(found, distance_MM) == pytest.approx(shortest, rel=1e-12)
+
+
+def test_the_search_leaves_no_move_that_helps_and_finds_as_short_paths_as_the_sum_of_every_path_does():
+    lengths = {"walk": [], "points": []}
+    for seed in range(12):
+        numbers = np.random.default_rng(seed)
+        walk_MN, points_MN = np.cumsum(numbers.normal(size=(12, 40)), 0), numbers.normal(size=(12, 2))
+        for kind, x_MN in (("walk", walk_MN), ("points", points_MN)):
+            distance_MM, start = np.linalg.norm(x_MN[:, None] - x_MN, axis=2), numbers.permutation(12).tolist()
+            found = shortest_path(distance_MM, start)
+            assert sorted(found) == [*range(12)]
+            assert min(length(path, distance_MM) for path in slow_moves(found)) >= length(found, distance_MM) - 1e-9
+            lengths[kind].append([length(path, distance_MM) for path in (found, slow_search(distance_MM, start))])
+    walks, points = (np.array(lengths[kind]) for kind in ("walk", "points"))
+    assert (walks[:, 0] <= walks[:, 1] + 1e-9).all()
+    # Points without an order have many paths that no move shortens; on average the search ends at none longer.
+    assert points[:, 0].mean() <= points[:, 1].mean()
+
+
+def test_a_suite_of_154_in_no_order_is_sorted_in_few_sums(monkeypatch):
+    """By the changes of all moves at once: fewer than one pass over the moves for each checkpoint."""
+    passes, changes = [], weight_kinship._changes
+    monkeypatch.setattr(weight_kinship, "_changes", lambda d_PP: passes.append(1) or changes(d_PP))
+    numbers = np.random.default_rng(0)
+    x_MN = np.cumsum(numbers.normal(size=(154, 300)), 0)
+    square_M = (x_MN**2).sum(1)
+    distance_MM = np.sqrt(np.maximum(square_M[:, None] + square_M - 2 * x_MN @ x_MN.T, 0))
+    found = shortest_path(distance_MM, numbers.permutation(154).tolist())
+    assert found in ([*range(154)], [*range(154)][::-1])
+    assert len(passes) < 154
+
+
+def test_many_pairs_have_the_chances_of_each_alone(monkeypatch):
+    """By Student's t and a normal, pair by pair; scipy is asked once for all, and gives NaN where tensors are few."""
+    suite = [*walk(0, 4), *walk(1, 2), {"t0": walk(0, 1)[0]["t0"]}]
+    asked, sf = [], stats.t.sf
+    monkeypatch.setattr(stats.t, "sf", lambda *of: asked.append(1) or sf(*of))
+    tests = kinships(suite)
+    assert len(asked) == 1
+    for a, b in permutations(range(7), 2):
+        if 6 in (a, b):
+            assert tests[a][b].verdict is None
+            continue
+        x, y = ([one[f"t{i}"] - one[f"t{i}"].mean(1, keepdims=True) for i in range(8)] for one in (suite[a], suite[b]))
+        cosines = [float((u * v).sum() / np.linalg.norm(u) / np.linalg.norm(v)) for u, v in zip(x, y, strict=True)]
+        expected = stats.ttest_1samp(cosines, 0, alternative="greater").pvalue
+        assert tests[a][b].p == pytest.approx(expected, rel=1e-4)
+        # Each of four runs of 64 is centred.
+        assert tests[a][b].median_p == pytest.approx(stats.norm.sf(np.median(cosines) * (4 * 63) ** 0.5), rel=1e-4)
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 60])
 def test_without_labels_the_search_begins_at_an_order_that_is_nearly_right(n):
-    """So that it has little left to do; it would take many times as long from an order by chance."""
+    """So that it has little left to do."""
     numbers = np.random.default_rng(0)
     shuffled = numbers.permutation(n)
     x_MN = np.cumsum(numbers.normal(size=(n, 300)), 0)[shuffled]
