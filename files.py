@@ -427,7 +427,7 @@ def save_tensors(save: Callable[..., object], tensors: Mapping[str, Any], path: 
 LONGEST_HEADER = 100_000_000
 
 
-def check_tensor_file(path: Path, data_bytes: int | None = None, mend: str = "") -> None:
+def check_tensor_file(path: Path, data_bytes: int | None = None, mend: str = "") -> tuple[dict[str, Any], int]:
     """Refuse a safetensors file that is longer than its header says, before anything reads it to its end.
 
     A file without content takes no room on the disk, however long it says that it is, and minutes to read.
@@ -436,6 +436,9 @@ def check_tensor_file(path: Path, data_bytes: int | None = None, mend: str = "")
         path: the file.
         data_bytes: bytes of tensors that it may have, where another file says so.
         mend: remedy, for the message.
+
+    Returns:
+        The header, of which only the ends of tensors are checked, and the offset of the tensors' bytes.
 
     Raises:
         RunError: it is missing, no file, or longer.
@@ -456,6 +459,7 @@ def check_tensor_file(path: Path, data_bytes: int | None = None, mend: str = "")
         raise RunError(f"{path}: damaged (it has {size:,} bytes, and its header says {said:,}){_then(mend)}")
     if data_bytes is not None and said - length - 8 > data_bytes:
         raise RunError(f"{path}: damaged (it has {end:,} bytes of tensors, not {data_bytes:,}){_then(mend)}")
+    return header, 8 + length
 
 
 @contextmanager

@@ -321,7 +321,7 @@ class WandbRun(WandbLogger):
 
         Snapshots give way, evenly, before ranks.
         """
-        every = self.run.snapshots(arrays=False)
+        every = self.run.snapshots(arrays_later=True)
         n_ranks = max((len(snapshot.summary.get("top_tokens") or []) for snapshot in every), default=0)
         if not n_ranks:
             return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -256,10 +256,31 @@ def measured_probes(snapshot: Snapshot) -> list[str]:
     ]
 
 
-def arrays_of(snapshot: Snapshot, prefix: str) -> dict[str, np.ndarray]:
+class _ArraysOfProbe(Mapping[str, np.ndarray]):
+    """Arrays of one probe, each read when it is asked for."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], prefix: str) -> None:
+        self._arrays, self._prefix = arrays, prefix
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self:
+            raise KeyError(name)
+        return self._arrays[self._prefix + name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and "." not in name and self._prefix + name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        names = (name.removeprefix(self._prefix) for name in self._arrays if name.startswith(self._prefix))
+        return (name for name in names if "." not in name)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def arrays_of(snapshot: Snapshot, prefix: str) -> Mapping[str, np.ndarray]:
     """Return the arrays of one probe, without its prefix."""
-    names = {name: name.removeprefix(prefix) for name in snapshot.arrays if name.startswith(prefix)}
-    return {short: snapshot.arrays[name] for name, short in names.items() if "." not in short}
+    return _ArraysOfProbe(snapshot.arrays, prefix)
 
 
 def of_probe(prefix: str, key: str, caption: str) -> tuple[str, str]:

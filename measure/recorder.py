@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -134,9 +134,9 @@ def add_probe(
     found: Measurement,
     token_texts: TokenTexts | None,
     probe_NT: np.ndarray | None = None,
-) -> None:
-    """Add the results on another probe to a snapshot. ``probe_NT``: that probe, if its shape ``[N, T]`` may differ from
-    the random one's.
+) -> Snapshot:
+    """Return a snapshot with the results on another probe. ``probe_NT``: that probe, if its shape ``[N, T]`` may differ
+    from the random one's.
     """
     if probe_NT is not None:
         shape = {"n_sequences": probe_NT.shape[0], "seq_len": probe_NT.shape[1]}
@@ -144,7 +144,11 @@ def add_probe(
     listed = secondary_sinks(name, found.arrays, found.scalars.get("sink_epsilon", 1.0), token_texts)
     snapshot.summary["secondary_sinks"] = snapshot.summary["secondary_sinks"] + listed
     snapshot.summary[f"bias_{name}"] = found.scalars
-    snapshot.arrays.update({f"{name}.{key}": value for key, value in found.arrays.items()})
+    return _with_arrays(snapshot, {f"{name}.{key}": value for key, value in found.arrays.items()})
+
+
+def _with_arrays(snapshot: Snapshot, more: Mapping[str, np.ndarray]) -> Snapshot:
+    return replace(snapshot, arrays={**snapshot.arrays, **more})
 
 
 def _token_ids(name: str, given: Any) -> np.ndarray:
@@ -584,11 +588,12 @@ class SnapshotRecorder:
             n_tokens=self._n_tokens,
         )
         if step == 0 and self.newborn is not None:
-            snapshot.arrays["stranger_direction"] = np.array([s.direction for s in self.strangers])
-            snapshot.arrays["stranger_mean_prob"] = np.array([s.mean_prob for s in self.strangers])
+            directions = np.array([s.direction for s in self.strangers])
+            probs = np.array([s.mean_prob for s in self.strangers])
+            snapshot = _with_arrays(snapshot, {"stranger_direction": directions, "stranger_mean_prob": probs})
         for name, found in by_probe.items():
             if name != "random":
-                add_probe(snapshot, name, found, self.token_texts, self.probes[name])
+                snapshot = add_probe(snapshot, name, found, self.token_texts, self.probes[name])
         return snapshot
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import sys
 from array import array as numbers
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NotRequired
 
@@ -52,7 +55,7 @@ MOST_ARRAYS = 1 << 32
 #: Bytes that a line of a log has at most. The log itself may have any number: it is read a line at a time.
 _LINE_BYTES = 1 << 24
 _MEND = "delete the folder to go on without this snapshot"
-_DTYPES = ("F32", "F64", "F16", "I32", "I64", "U8", "BOOL")
+_DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I32": "<i4", "I64": "<i8", "U8": "u1", "BOOL": "?"}
 #: Eight digits or more, and no zero before more than eight.
 _STEP_NAME = re.compile(r"step-(-0000001|[0-9]{8}|[1-9][0-9]{8,17})", re.ASCII)
 
@@ -197,7 +200,7 @@ class Snapshot:
     """
 
     summary: dict[str, Any]
-    arrays: dict[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray]
 
     @property
     def step(self) -> int:
@@ -229,9 +232,14 @@ class Snapshot:
             write_sealed_json(new / "summary.json", self.summary | {"arrays_sha256": file_sha256(new / ARRAYS)})
 
     @classmethod
-    def read(cls, folder: Path, *, arrays: bool = True) -> Snapshot:
-        """Read a snapshot folder, or its summary alone without ``arrays``; RunError names the file that is missing,
-        damaged or of another kind, and the field.
+    def read(cls, folder: Path, *, arrays_later: bool = False) -> Snapshot:
+        """Read a snapshot folder; RunError names the file that is missing, damaged or of another kind, and the
+        field.
+
+        Args:
+            folder: that it was written to.
+            arrays_later: open the file of arrays when one is first asked for; otherwise it is checked whole at once.
+                Their values are read as they are asked for, and not kept.
         """
         folder = find_folder(folder)
         file = folder / "summary.json"
@@ -242,28 +250,79 @@ class Snapshot:
             quantities = quantities_of(summary)
         except ValueError as error:
             raise RunError(f"{file}: damaged (quantities: {one_line(error)}); {_MEND}") from None
-        sha256 = summary.pop("arrays_sha256", None)
-        return cls(summary, _read_arrays(folder / ARRAYS, sha256, quantities) if arrays else {})
+        arrays = _StoredArrays(folder / ARRAYS, summary.pop("arrays_sha256", None), quantities)
+        if not arrays_later:
+            arrays.check()
+        return cls(summary, arrays)
 
 
-def _read_arrays(file: Path, sha256: str | None, quantities: Mapping[str, Quantity]) -> dict[str, np.ndarray]:
-    """Read the arrays of a snapshot; each declared one must hold numbers and have a dimension for each axis."""
-    check_tensor_file(file, MOST_ARRAYS, _MEND)
-    if sha256 is not None and file_sha256(file) != sha256:
-        raise RunError(f"{file}: damaged (its SHA-256 is not the one in summary.json); {_MEND}")
-    arrays: dict[str, np.ndarray] = {}
-    with tensor_file(file, "np", _MEND) as opened:
-        for name in opened.keys():  # noqa: SIM118, the library's object is no mapping
-            if (dtype := opened.get_slice(name).get_dtype()) not in _DTYPES:
-                raise RunError(f"{file}: damaged ({name} is {dtype}, not one of {', '.join(_DTYPES)}); {_MEND}")
-            arrays[name] = opened.get_tensor(name)
-    for name, array in arrays.items():
-        quantity = quantities.get(name.rpartition(".")[2])
-        # An empty array has one dimension where there is nothing to stack: a run without strangers.
-        if quantity is not None and array.size and array.ndim != len(quantity.axes):
-            wanted = len(quantity.axes)
-            raise RunError(f"{file}: damaged ({name} has {array.ndim} dimensions instead of {wanted}); {_MEND}")
-    return arrays
+class _StoredArrays(Mapping[str, np.ndarray]):
+    """Arrays of a snapshot's file, read as they are asked for: those of all snapshots of a run take gigabytes."""
+
+    def __init__(self, file: Path, sha256: str | None, quantities: Mapping[str, Quantity]) -> None:
+        self._file, self._sha256, self._quantities = file, sha256, quantities
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[str, tuple[int, ...], int]]:
+        """Type, shape and offset by name; each declared array must hold numbers and have a dimension for each axis."""
+        header, offset = check_tensor_file(self._file, MOST_ARRAYS, _MEND)
+        places = {}
+        # The library checks all else that the header says.
+        with tensor_file(self._file, "np", _MEND) as opened:
+            for name in opened.keys():  # noqa: SIM118, the library's object is no mapping
+                if (dtype := header[name]["dtype"]) not in _DTYPES:
+                    raise self._damaged(f"{name} is {dtype}, not one of {', '.join(_DTYPES)}")
+                begin = offset + header[name]["data_offsets"][0]
+                # All snapshots of a run have these names.
+                places[sys.intern(name)] = _DTYPES[dtype], tuple(header[name]["shape"]), begin
+        for name, (_, shape, _) in places.items():
+            quantity = self._quantities.get(name.rpartition(".")[2])
+            # An empty array has one dimension where there is nothing to stack: a run without strangers.
+            if quantity is not None and math.prod(shape) and len(shape) != len(quantity.axes):
+                raise self._damaged(f"{name} has {len(shape)} dimensions instead of {len(quantity.axes)}")
+        return places
+
+    @cached_property
+    def _checked(self) -> tuple[int, ...]:
+        """State of the file when all of it was checked."""
+        check_file(self._file, mend=_MEND)
+        state = _state(self._file.stat())
+        _ = self._places
+        if self._sha256 is not None and file_sha256(self._file) != self._sha256:
+            raise self._damaged("its SHA-256 is not the one in summary.json")
+        return state
+
+    def check(self) -> None:
+        """Check the whole file, unless that was done before; RunError says that it is damaged."""
+        _ = self._checked
+
+    def _damaged(self, fault: str) -> RunError:
+        return RunError(f"{self._file}: damaged ({fault}); {_MEND}")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        dtype, shape, offset = self._places[name]
+        checked = self._checked
+        try:
+            with self._file.open("rb") as file:
+                if _state(os.fstat(file.fileno())) != checked:
+                    raise RunError(f"{self._file}: has changed since it was read; read this snapshot again")
+                return np.fromfile(file, dtype, math.prod(shape), offset=offset).reshape(shape)
+        except OSError as error:
+            raise RunError(f"{self._file}: cannot be read ({error.strerror})") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file or a folder from what it was before."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -351,6 +410,20 @@ class RunDir:
         """List all snapshot folders, birth first."""
         return self._by_step("snapshots")
 
+    def state_of_snapshots(self) -> object:
+        """Return what differs once a snapshot is added, replaced or removed."""
+        folder = self.path / "snapshots"
+        if not folder.is_dir():
+            return None
+        state = _state(folder.stat())
+        # Names too: a clock may not tell two changes apart.
+        with os.scandir(folder) as entries:
+            return state, [entry.name for entry in entries]
+
+    def state_of_metrics(self) -> object:
+        """Return what differs once the log is written to."""
+        return _state(self.metrics.stat()) if self.metrics.exists() else None
+
     def _by_step(self, kind: str) -> list[Path]:
         return sorted(list_folders(self.path / kind, "step-*"), key=step_of)
 
@@ -370,9 +443,9 @@ class RunDir:
         """Read and check the birth certificate; RunError names its fault."""
         return read_sealed_json(self.birth, Birth, "restore it from a copy")
 
-    def snapshots(self, *, arrays: bool = True) -> list[Snapshot]:
-        """Read all snapshots, birth first; without ``arrays`` their summaries alone."""
-        return [Snapshot.read(folder, arrays=arrays) for folder in self.snapshot_folders()]
+    def snapshots(self, *, arrays_later: bool = False) -> list[Snapshot]:
+        """Read all snapshots, birth first; with ``arrays_later`` their summaries alone for now."""
+        return [Snapshot.read(folder, arrays_later=arrays_later) for folder in self.snapshot_folders()]
 
     def write_snapshot(self, snapshot: Snapshot) -> None:
         """Write a snapshot into its folder, and remove the leftovers of writers that died.

@@ -321,7 +321,7 @@ def thin(steps: list[int], values: list[float]) -> tuple[Sequence[float], Sequen
     return [x[g].mean() for g in groups], [y[g].mean() for g in groups]
 
 
-def arrays_at(run: RunHistory, prefix: str, *names: str) -> list[tuple[str, int, dict[str, np.ndarray]]]:
+def arrays_at(run: RunHistory, prefix: str, *names: str) -> list[tuple[str, int, Mapping[str, np.ndarray]]]:
     """Return (when, step, arrays) for the start and for now, where all the named arrays were measured."""
     found = []
     for now, snapshot in run.moments:

@@ -4,11 +4,13 @@ import json
 import os
 import resource
 import stat
+import tracemalloc
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from birthmark.errors import RunError
 from birthmark.files import atomic_path, write_json, write_text
@@ -120,6 +122,27 @@ def test_a_snapshot_comes_back_as_it_was(tmp_path):
     for name, array in SNAPSHOT.arrays.items():
         np.testing.assert_array_equal(back.arrays[name], array)
         assert back.arrays[name].shape == array.shape
+
+
+def test_snapshots_of_a_run_take_the_memory_of_the_arrays_in_use(tmp_path):
+    """Of 20 snapshots of 1 MB; values are those that safetensors reads."""
+    run = RunDir(tmp_path)
+    for step in range(20):
+        arrays = {f"a{i}": np.full((2, 1 << 14), i + step, dtype=np.float32) for i in range(8)}
+        run.write_snapshot(Snapshot({"step": step, "bias": {}}, arrays))
+    tracemalloc.start()
+    try:
+        snapshots = run.snapshots()
+        means = [snapshot.arrays["a3"].mean() for snapshot in snapshots]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert means == [3 + step for step in range(20)]
+    assert peak < 4 << 20
+    stored = load_file(run.snapshot(7) / "arrays.safetensors")
+    assert snapshots[7].arrays.keys() == stored.keys()
+    for name, array in snapshots[7].arrays.items():
+        np.testing.assert_array_equal(array, stored[name], strict=True)
 
 
 def test_a_damaged_snapshot_is_named(tmp_path):

@@ -214,7 +214,7 @@ def test_a_new_quantity_of_ours_needs_its_declaration_alone(make_run, tmp_path, 
     monkeypatch.setitem(MEASURED, "crowd", quantity)
     run = make_run(tmp_path / "run", steps=(0, 5), only=())
     for snapshot in run.snapshots():
-        arrays = snapshot.arrays | {"crowd": np.full((L, H), 0.5 + snapshot.step)}
+        arrays = {**snapshot.arrays, "crowd": np.full((L, H), 0.5 + snapshot.step)}
         bias = snapshot.bias | {"crowd": 0.5 + snapshot.step}
         Snapshot(snapshot.summary | {"bias": bias}, arrays).write(run.snapshot(snapshot.step))
     build_pages([run], run.report)
@@ -230,7 +230,7 @@ def test_a_picture_of_ones_own_takes_no_name_of_ours(make_run, tmp_path):
     run = make_run(tmp_path / "run", steps=(0,), only=("sink_mass",))
     (snapshot,) = run.snapshots()
     mine = {"quantities": [quantity.to_json()]}
-    Snapshot(snapshot.summary | mine, snapshot.arrays | {"map": np.ones((L, H))}).write(tmp_path / "s")
+    Snapshot(snapshot.summary | mine, {**snapshot.arrays, "map": np.ones((L, H))}).write(tmp_path / "s")
     text = build_snapshot_page(tmp_path / "s").read_text()
     assert values(tmp_path / "s", "sink-own-map-map.csv") == [1] * L * H
     ids = re.findall(r'\bid="([^"]*)"', text)
@@ -241,7 +241,7 @@ def test_a_shape_that_changed_on_the_way_is_drawn_from_then_on(make_run, tmp_pat
     quantity = Quantity("wide", ("layer", "head"), definition="Of a metric that was changed.", section="sink")
     run = make_run(tmp_path / "run", steps=(0, 2, 4, 6), only=())
     for snapshot in run.snapshots():
-        arrays = snapshot.arrays | {"wide": np.full((L, 1 if snapshot.step < 4 else 2), 1.0 * snapshot.step)}
+        arrays = {**snapshot.arrays, "wide": np.full((L, 1 if snapshot.step < 4 else 2), 1.0 * snapshot.step)}
         mine = {"quantities": [quantity.to_json()]}
         Snapshot(snapshot.summary | mine, arrays).write(run.snapshot(snapshot.step))
     build_report([run], tmp_path / "report.html")
@@ -253,6 +253,6 @@ def test_an_array_that_is_not_as_declared_is_named(make_run, tmp_path):
     run = make_run(tmp_path / "run", steps=(0,), only=())
     (snapshot,) = run.snapshots()
     mine = {"quantities": [quantity.to_json()]}
-    Snapshot(snapshot.summary | mine, snapshot.arrays | {"odd": np.ones(L)}).write(tmp_path / "s")
+    Snapshot(snapshot.summary | mine, {**snapshot.arrays, "odd": np.ones(L)}).write(tmp_path / "s")
     with pytest.raises(RunError, match=r"arrays.safetensors: damaged \(odd has 1 dimensions instead of 2"):
         build_snapshot_page(tmp_path / "s")

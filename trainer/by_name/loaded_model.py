@@ -340,7 +340,7 @@ def measure_loaded(
     )
     for name, measured in found.items():
         if name != "random":
-            add_probe(snapshot, name, measured, token_texts, by_probe[name].tokens_NT)
+            snapshot = add_probe(snapshot, name, measured, token_texts, by_probe[name].tokens_NT)
     if tokenizer is not None and tokenizer.bos is not None and "bos" in found:
         # Pages say which token it is, and whether texts begin with it.
         text_of_bos = tokenizer.token_texts([tokenizer.bos])[0]
