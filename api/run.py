@@ -91,6 +91,8 @@ class Run(Displayed):
     def __init__(self, path: str | Path) -> None:
         self.files = whole_run(str(path), "a Run is a whole run, and its load(step) a checkpoint")
         """Files of the run by name (docs/run-directory.md)."""
+        self._snapshots: tuple[object, Snapshots] | None = None
+        self._metrics: tuple[object, Metrics] | None = None
 
     @property
     def path(self) -> Path:
@@ -113,13 +115,19 @@ class Run(Displayed):
 
     @property
     def snapshots(self) -> Snapshots:
-        """Snapshots of the run, birth first."""
-        return Snapshots(self.files)
+        """Snapshots of the run, birth first; the same object until one is added or replaced."""
+        state = self.files.state_of_snapshots()
+        if self._snapshots is None or self._snapshots[0] != state:
+            self._snapshots = state, Snapshots(self.files)
+        return self._snapshots[1]
 
     @property
     def metrics(self) -> Metrics:
-        """Training log of the run."""
-        return Metrics(self.files)
+        """Training log of the run; the same object until a line is added."""
+        state = self.files.state_of_metrics()
+        if self._metrics is None or self._metrics[0] != state:
+            self._metrics = state, Metrics(self.files)
+        return self._metrics[1]
 
     @property
     def checkpoints(self) -> list[int]:

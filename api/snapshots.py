@@ -103,11 +103,15 @@ def named(name: str, values: np.ndarray, record: Record) -> NamedArray:
 
 
 class Snapshots(Displayed, Sequence[Snapshot]):
-    """The snapshots of a run, birth first; ``snapshots["sink_mass"]`` is an array with ``step`` as first dimension."""
+    """The snapshots of a run, birth first; ``snapshots["sink_mass"]`` is an array with ``step`` as first dimension.
+
+    Each is read once; its arrays are read as they are asked for, and not kept.
+    """
 
     def __init__(self, run: RunDir) -> None:
         self.run, self.folders = run, run.snapshot_folders()
         self.name = run.path.name
+        self._places = {step_of(folder): place for place, folder in enumerate(self.folders)}
         self._read: dict[int, Snapshot] = {}
 
     def __len__(self) -> int:
@@ -129,7 +133,7 @@ class Snapshots(Displayed, Sequence[Snapshot]):
             return self._over_training(which)
         place = range(len(self))[which]
         if place not in self._read:
-            self._read[place] = Snapshot(self.folders[place], self.name)
+            self._read[place] = Snapshot(Record.read(self.folders[place], arrays_later=True), self.name)
         return self._read[place]
 
     def __iter__(self) -> Iterator[Snapshot]:
@@ -138,13 +142,13 @@ class Snapshots(Displayed, Sequence[Snapshot]):
     @property
     def steps(self) -> list[int]:
         """Steps of the snapshots."""
-        return [step_of(folder) for folder in self.folders]
+        return list(self._places)
 
     def at(self, step: int) -> Snapshot:
         """Return the snapshot after ``step`` optimizer steps."""
-        if step not in self.steps:
-            raise UsageError(f"no snapshot of step {step}; there are {steps_near(self.steps, step)}")
-        return self[self.steps.index(step)]
+        if step not in self._places:
+            raise UsageError(f"no snapshot of step {step}; there are {steps_near(self._places, step)}")
+        return self[self._places[step]]
 
     def scalars(self) -> Mapping[str, NamedArray]:
         """Return the scalars of all of them over ``step``, by name; NaN if one lacks it."""

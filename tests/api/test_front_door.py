@@ -16,7 +16,7 @@ from birthmark.data.probes import passage_probe, random_probe
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.measurement import measure
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.records import RunDir, Snapshot, append_metrics, read_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
@@ -155,6 +155,47 @@ def test_a_step_among_many_is_one_short_line(run, tmp_path):
         assert str(refusal.value).endswith(said)
     assert bm.Run(run.path)._title() == f"Run({str(run.path)!r}): 201 snapshots, checkpoints [0, 5 … 1000 (201)]"
     assert bm.Run(run.path).snapshots._title() == "Snapshots of run: steps 0, 5 … 1000 (201)"
+
+
+def test_a_run_is_read_once_and_again_when_it_has_grown(run, tmp_path, monkeypatch):
+    live = bm.Run(shutil.copytree(run.path, tmp_path / "run"))
+    read, reader = [], Snapshot.read
+    monkeypatch.setattr(Snapshot, "read", lambda folder, **how: read.append(folder.name) or reader(folder, **how))
+    assert [live.snapshots.at(step).step for step in live.snapshots.steps] == [0, 2, 4, 6]
+    assert len(live.snapshots["sink_mass"].values) == len(live.snapshots["preference_ratio"].values) == 4
+    assert len(read) == 4
+    assert live.metrics is live.metrics
+    append_metrics(live.files.metrics, 7, {"train/loss": 1.5})
+    assert float(live.metrics["train/loss"].sel(step=7)) == 1.5
+    before, last = live.snapshots, live.snapshots[-1].record
+    longer = Snapshot({**last.summary, "step": 8}, last.arrays)
+    live.files.write_snapshot(longer)
+    assert live.snapshots.steps == [0, 2, 4, 6, 8]
+    assert (live.snapshots["sink_mass"].values[3:] == last.arrays["sink_mass"]).all()
+    # A run that was begun again writes a step anew.
+    live.files.write_snapshot(Snapshot({**longer.summary, "bias": {"preference_ratio": 77.0}}, {"mine": np.ones(3)}))
+    assert live.snapshots.at(8).scalars == {"preference_ratio": 77.0}
+    assert live.snapshots.at(8).names == ["mine"]
+    assert before.steps == [0, 2, 4, 6]
+    assert before is not live.snapshots
+
+
+def test_scalars_are_read_without_the_arrays_and_arrays_are_checked_when_asked_for(run, tmp_path):
+    live = bm.Run(shutil.copytree(run.path, tmp_path / "run"))
+    file = live.files.snapshot(4) / "arrays.safetensors"
+    stored, values = file.read_bytes(), live.snapshots.at(4)["sink_mass"].values
+    damaged = bytearray(stored)
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    assert live.snapshots.scalars()["preference_ratio"].values[2] == run.snapshots[2].scalars["preference_ratio"]
+    with pytest.raises(bm.RunError, match=r"step-00000004.arrays\.safetensors: has changed since it was read"):
+        live.snapshots.at(4)["sink_mass"]
+    with pytest.raises(bm.RunError, match=r"step-00000004.arrays\.safetensors: damaged \(its SHA-256"):
+        bm.Run(live.path).snapshots["sink_mass"]
+    file.unlink()
+    assert len(bm.Run(live.path).snapshots.scalars()["preference_ratio"].values) == 4
+    file.write_bytes(stored)
+    assert (bm.Run(live.path).snapshots.at(4)["sink_mass"].values == values).all()
 
 
 def test_every_declared_array_has_its_dimensions(run):
