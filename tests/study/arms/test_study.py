@@ -223,9 +223,7 @@ def test_a_sink_at_another_key_has_columns_and_one_at_the_first_has_none(write, 
         importance = np.full((2, 2, 12), 0.1)
         # Two heads of four; the last keys have few queries, and do not count.
         importance[0, :, 4], importance[..., 11] = 0.9, 1.0
-        end.arrays["text.importance"] = importance
-        shutil.rmtree(trial.run.snapshot(6))
-        end.write(trial.run.snapshot(6))
+        Snapshot(end.summary, {**end.arrays, "text.importance": importance}).write(trial.run.snapshot(6))
     result = read_results(study, trials)[0]
     assert result.figures["sink_key"] == spread([4])
     assert result.figures["sink_key_importance"].mean == pytest.approx(0.5)
