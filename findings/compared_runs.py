@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from ..files import finite_or_nan
-from ..metrics.quantities import LOGGED, MEASURED, SECTIONS, over_training
+from ..metrics.quantities import LOGGED, MEASURED, SECTIONS, SHARES, over_training, shown_name
 from ..metrics.quantity import Quantity
 from ..yaml_files import parse_yaml
 from .formatting import format_value
@@ -30,7 +30,11 @@ _LEVEL = 0.95
 _COMPARED = ("val/loss", "val/loss_trigger")
 _SINK = SECTIONS["sink"].headline
 _COMPARED_SCALARS = (
-    *(quantity.name for quantity, shown in over_training(MEASURED.values()) if not shown.page_only),
+    *(
+        quantity.name
+        for quantity, shown in over_training(MEASURED.values())
+        if not shown.page_only and quantity.name not in SHARES.values()
+    ),
     SECTIONS["aggregation"].headline,
 )
 _PROBES = {"bias_text": "text", "bias": "random"}
@@ -156,18 +160,26 @@ class _Recorded:
 
     name: str
     values: Mapping[tuple[str, str], Mapping[int, float]]
-    """(Quantity, probe) → step → value, NaN where it was recorded and is no number."""
+    """(Quantity, probe) → step → value, NaN where it was recorded and is no number. Where rows of weights need not sum
+    to 1, values are shares of the row: other runs' are.
+    """
+    shares: Container[tuple[str, str]]
+    """Quantities and probes whose values are shares of such rows."""
 
     @classmethod
     def of(cls, run: RunHistory) -> _Recorded:
         values: dict[tuple[str, str], Mapping[int, float]] = {}
         for name in _COMPARED:
             values[name, ""] = {step: value for step, value in zip(*run.series(name), strict=True) if step > 0}
+        shares = set()
         for name in _COMPARED_SCALARS:
             for group, probe in _PROBES.items():
                 held = [s for s in run.dated if s.step > 0 and name in (s.summary.get(group) or {})]
-                values[name, probe] = {s.step: finite_or_nan(s.summary[group][name]) for s in held}
-        return cls(run.name, values)
+                read = {s.step: shown_name(name, s.summary[group]) for s in held}
+                values[name, probe] = {s.step: finite_or_nan(s.summary[group][read[s.step]]) for s in held}
+                if any(shown != name for shown in read.values()):
+                    shares.add((name, probe))
+        return cls(run.name, values, shares)
 
 
 def _differences(pairs: Sequence[tuple[_Recorded, _Recorded]]) -> list[Difference]:
@@ -186,6 +198,8 @@ def _difference(quantity: Quantity, probe: str, pairs: Sequence[tuple[_Recorded,
     The step is one for all pairs, so that a run that diverged or stopped is left out by name and not compared early.
     """
     key = quantity.name, probe
+    if any(key in run.shares for pair in pairs for run in pair):
+        quantity = MEASURED[SHARES[quantity.name]]
     of_groups = [{step for pair in pairs for step in pair[side].values[key]} for side in (0, 1)]
     if not (common := of_groups[0] & of_groups[1]):
         return None
@@ -253,7 +267,8 @@ def comparison_sentence(first: str, second: str, differences: Sequence[Differenc
         rests_on: conclusion where there is one pair alone.
     """
     by_name = {(d.quantity.name, d.probe): d for d in differences}
-    mass = next((by_name[_SINK, probe] for probe in ("text", "", "random") if (_SINK, probe) in by_name), None)
+    keys = ((name, probe) for probe in ("text", "", "random") for name in (SHARES[_SINK], _SINK))
+    mass = next((by_name[key] for key in keys if key in by_name), None)
     chosen = [d for d in (mass, by_name.get(("val/loss", ""))) if d is not None] or list(differences[:1])
     known = [d for d in chosen if d.n_pairs]
     if not known:

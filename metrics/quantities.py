@@ -8,7 +8,7 @@ Names, and their order in ``summary.json``, are a file format. Nothing here load
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,18 @@ from .declarations.sinks import DOCUMENT_SINKS, HEAD_ENTROPY, KEY_VALUE_NORMS, P
 from .declarations.training_log import LOGGED
 from .quantity import Column, Quantity
 
-__all__ = ["LOGGED", "MEASURED", "METRICS", "SECTIONS", "Link", "by_block", "over_training", "quantities_of"]
+__all__ = [
+    "LOGGED",
+    "MEASURED",
+    "METRICS",
+    "SECTIONS",
+    "SHARES",
+    "Link",
+    "by_block",
+    "over_training",
+    "quantities_of",
+    "shown_name",
+]
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,22 @@ METRICS: Mapping[str, tuple[Quantity, ...]] = {
 
 MEASURED: Mapping[str, Quantity] = {q.name: q for qs in (*METRICS.values(), AT_BIRTH, GRADIENTS) for q in qs}
 """Quantities of a snapshot by name."""
+
+SHARES: Mapping[str, str] = {name.replace("_normalised", ""): name for name in MEASURED if "_normalised" in name}
+"""Quantity of attention weights → the same of weights over their row's sum."""
+
+
+def shown_name(name: str, measured: Container[str], prefix: str = "") -> str:
+    """Return the name under which to read a quantity for a person: that of weights over their row's sum if it was
+    measured, since only a share can be judged against uniform attention, and compared with a share of another model.
+
+    Args:
+        name: name of the quantity.
+        measured: names of what was measured.
+        prefix: prefix that names of its probe have there.
+    """
+    share = prefix + SHARES.get(name, name)
+    return share if share in measured else prefix + name
 
 
 def quantities_of(summary: Mapping[str, Any]) -> dict[str, Quantity]:

@@ -114,7 +114,7 @@ SINKS = (
         section="sink",
     ),
     *_sinks("", "", "", ""),
-    *_sinks("_normalised", " (normalised)", ", of weights over their row's sum", ROWS_NOT_ONE),
+    *_sinks("_normalised", " (share of the row)", ", of weights over their row's sum", ROWS_NOT_ONE),
 )
 
 _IN_TEXT = "documents begin inside the sequences of a run's own text probe"
@@ -151,7 +151,12 @@ DOCUMENT_SINKS = (
         )
         for suffix, mark, of_rows, when in (
             ("", "", "", _IN_TEXT),
-            ("_normalised", " (normalised)", ", of weights over their row's sum", f"{_IN_TEXT} and {ROWS_NOT_ONE}"),
+            (
+                "_normalised",
+                " (share of the row)",
+                ", of weights over their row's sum",
+                f"{_IN_TEXT} and {ROWS_NOT_ONE}",
+            ),
         )
     ),
 )

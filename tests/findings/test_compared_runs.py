@@ -127,6 +127,23 @@ def test_one_sentence_compares_two_configs(runs):
     assert comparison_in_words(runs[:1], ["a"]) == []
 
 
+def test_a_share_of_rows_that_do_not_sum_to_one_is_compared_with_a_true_share(tmp_path):
+    """Raw masses .004 against .051 are less; as shares of their rows, .159 against .051, they are more."""
+    plain, squared = (
+        history(tmp_path, i, name, 0, name, mass) for i, (name, mass) in enumerate([("p", 0.051), ("q", 0.004)])
+    )
+    squared.snapshots[0].summary["bias"] |= {"sink_mass_normalised": 0.159, "sink_mass_normalised_max": 0.2}
+    for runs, sign, means in (([plain, squared], 1, (0.051, 0.159)), ([squared, plain], -1, (0.159, 0.051))):
+        ((_, _, (_, mass)),) = paired_differences(runs, [run.name for run in runs])
+        assert (mass.first, mass.second) == means
+        assert mass.mean == pytest.approx(sign * 0.108)
+        (fold,) = _paired(runs, compare_configs(runs))
+        assert fold.blocks[0].rows[1][0] == "sink mass (share of the row)"
+        (sentence,) = comparison_in_words(runs, [run.name for run in runs])
+        more, (first, second) = "more" if sign > 0 else "less", means
+        assert f"has {more} sink mass (share of the row) than {runs[0].name} ({second} against {first})" in sentence
+
+
 @pytest.mark.parametrize("apart", [0, 1e-5])
 def test_pairs_that_print_alike_are_said_to_be_the_same_without_an_interval(tmp_path, apart):
     rows = [

@@ -243,7 +243,7 @@ def test_variance_has_a_figure_per_block_at_birth_and_at_the_end(write, tmp_path
     assert result.sink.mean == 0.25
     text = markdown(study, [result])
     assert "| 100, 2 | 106, 8 |" in text
-    assert "sink mass (normalised)" in text.splitlines()[0]
+    assert "sink mass (share of the row)" in text.splitlines()[0]
     study_figure(study, [result])
 
 
