@@ -336,10 +336,9 @@ def _without_bos(now: Snapshot, name: str) -> tuple[str, Tone] | None:
     random, text = (Sink.of(now, SinkReading(group, False), name) for group in ("bias", "bias_text"))
     mean, uniform = in_prose(random.mean), in_prose(random.uniform)
     if random.exists and not random.mean < threshold("position") * text.mean:
-        return (
-            f"The sink hangs on the position: random first tokens get {mean} of the attention (uniform {uniform}).",
-            "present",
-        )
+        on_text_too = text.exists or isnan(text.times)
+        what = "The sink hangs on the position" if on_text_too else "A sink on random tokens alone"
+        return f"{what}: random first tokens get {mean} of the attention (uniform {uniform}).", "present"
     if text.exists:
         return (
             "It cannot be told whether the sink on text hangs on the position or on its first token: the first of "

@@ -135,6 +135,12 @@ def test_a_sink_that_hangs_on_the_position():
     assert answer("position_or_token", [snapshot(-1, of_first(0.515, 0.982))]).sentence == (
         "The sink hangs on the position: random first tokens get 0.515 of the attention (uniform 0.059)."
     )
+    # Text was measured and has none: nothing was said of a sink that could hang on anything.
+    alone = said([snapshot(-1, of_first(0.349, 0.4), of_first(0.02, 0.03))])
+    assert alone["sink"].tone == "absent"
+    assert alone["position_or_token"].sentence == (
+        "A sink on random tokens alone: random first tokens get 0.349 of the attention (uniform 0.059)."
+    )
 
 
 def test_what_a_sink_hangs_on_is_not_said_beyond_its_controls():
