@@ -12,7 +12,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from ..findings.formatting import format_value
 from ..measure.records import Snapshot
-from ..metrics.quantities import LOGGED, MEASURED, over_training
+from ..metrics.quantities import LOGGED, MEASURED, over_training, shown_name
 from ..metrics.quantity import Quantity
 from ..time_left import Pace, duration
 from .evaluation import Evaluation
@@ -29,6 +29,8 @@ def _figures(snapshot: Snapshot) -> list[str]:
     """Write the scalars that the table of snapshots shows on a terminal; on text, where that has a column too."""
     found, text = [], snapshot.summary.get("bias_text", {})
     for quantity, shown in over_training(MEASURED.values()):
+        if shown_name(quantity.name, snapshot.bias) != quantity.name:
+            continue
         if shown.text_heading and quantity.name in text:
             found.append(_named(quantity, text[quantity.name], shown.text_heading))
         elif quantity.name in snapshot.bias and not shown.page_only:

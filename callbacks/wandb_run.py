@@ -24,7 +24,7 @@ from ..findings.chain_links import peaks_by_block
 from ..findings.run_history import PROBES, arrays_of, measured_probes
 from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot
-from ..metrics.quantities import by_block
+from ..metrics.quantities import by_block, shown_name
 from ..metrics.quantity import AXES
 from ..report.pictures.panels import evenly_spaced
 from .config import LogConfig
@@ -126,7 +126,8 @@ def sink_map(snapshot: Snapshot) -> np.ndarray | None:
     from ..report.charts.specs import HeatmapPanel, Series
     from ..report.figure import pixels_of
 
-    masses = {PROBES[prefix]: arrays_of(snapshot, prefix).get("sink_mass") for prefix in measured_probes(snapshot)}
+    arrays_by_probe = {PROBES[prefix]: arrays_of(snapshot, prefix) for prefix in measured_probes(snapshot)}
+    masses = {probe: arrays.get(shown_name("sink_mass", arrays)) for probe, arrays in arrays_by_probe.items()}
     maps = [
         Series(mass, {"layer": range(1, len(mass) + 1), "head": range(mass.shape[1])}, 0, f"{name} probe")
         for name, mass in masses.items()

@@ -193,8 +193,7 @@ def sink(history: RunHistory) -> Verdict | None:
     group = reading.group
     if now is None or not is_measured(history, "sink_mass", group):
         return None
-    rows = "_normalised" if is_measured(history, f"{reading.mass}_normalised", group) else ""
-    name = reading.mass + rows
+    name = history.shown_scalar(reading.mass, group)
     now_sink, before = Sink.of(now, reading, name), Sink.of(history.first, reading, name)
     on = ON_PROBE[group]
     if isnan(now_sink.times):
@@ -202,7 +201,7 @@ def sink(history: RunHistory) -> Verdict | None:
         sentence = f"Whether there is a sink {on} is not known: its mass is not a number {at_step(now)}."
     else:
         what, tone = _sink_in_words(history, now_sink, before, reading.place)
-        beside = _sink_beside(now, now_sink, group, f"sink_mass{rows}")
+        beside = _sink_beside(now, now_sink, group, history.shown_scalar("sink_mass", group))
         sentence = f"{what} {on}: {reading.place} gets {now_sink.share()}{beside}."
         sentence += _without(now_sink) + _before(history, before, now_sink)
         sentence += "" if group == "bias_text" else " Text was not measured, where it may be larger."
@@ -296,7 +295,7 @@ def position_or_token(history: RunHistory) -> Verdict | None:
     now = history.last or history.first
     if now is None or not is_measured(history, "sink_mass") or SinkReading.leading(now).of_documents:
         return None
-    name = "sink_mass_normalised" if is_measured(history, "sink_mass_normalised") else "sink_mass"
+    name = history.shown_scalar("sink_mass")
     pairs = [
         _Pair.of(now, tokens, behind_bos, without, name)
         for tokens, behind_bos, without in _PAIRS

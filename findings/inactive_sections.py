@@ -9,7 +9,7 @@ import numpy as np
 
 from ..files import finite_or_nan
 from ..measure.records import Snapshot
-from ..metrics.quantities import MEASURED
+from ..metrics.quantities import MEASURED, shown_name
 from .attention_sink import SinkReading
 from .formatting import in_prose
 from .massive_channel import dominance_by_block
@@ -32,7 +32,8 @@ def _all(runs: Sequence[RunHistory], name: str) -> list[tuple[float, float]]:
     for run in runs:
         for snapshot in run.dated:
             for group in ("bias", "bias_text"):
-                value = finite_or_nan((snapshot.summary.get(group) or {}).get(name))
+                scalars = snapshot.summary.get(group) or {}
+                value = finite_or_nan(scalars.get(shown_name(name, scalars)))
                 if math.isfinite(value):
                     found.append((value, MEASURED[name].level(snapshot.summary, group)))
     return found
@@ -67,7 +68,8 @@ def _of_documents(runs: Sequence[RunHistory]) -> list[tuple[float, float]]:
         for snapshot in run.dated:
             if (reading := SinkReading.on(snapshot, "bias_text")).of_documents:
                 level = MEASURED[reading.mass].level(snapshot.summary, reading.group)
-                found.append((reading.largest(snapshot, reading.mass), level))
+                mass = shown_name(reading.mass, snapshot.summary[reading.group])
+                found.append((reading.largest(snapshot, mass), level))
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import UsageError
 from ..files import finite_or_nan, printable, read_text
 from ..measure.records import MetricsLog, RunDir, Snapshot, metrics_by_step
-from ..metrics.quantities import MEASURED
+from ..metrics.quantities import MEASURED, shown_name
 from ..metrics.quantity import Quantity
 
 
@@ -132,6 +132,16 @@ class RunHistory:
     def unigram_entropy(self) -> float:
         """Entropy of the frequencies of its corpus's tokens, in nats; NaN if unknown."""
         return finite_or_nan((self.birth.get("data") or {}).get("unigram_entropy"))
+
+    def shown_scalar(self, name: str, group: str = "bias") -> str:
+        """Return the scalar that a person reads for ``name`` (`shown_name`), as the newest snapshot has it."""
+        newest = self.last or self.first
+        return shown_name(name, (newest.summary.get(group) or {}) if newest else ())
+
+    def shown_array(self, name: str, prefix: str = "") -> str:
+        """Return the same of an array of the probe with this prefix, without the prefix."""
+        newest = self.last or self.first
+        return shown_name(name, newest.arrays if newest else (), prefix).removeprefix(prefix)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Return steps and values of a metrics.jsonl key, at the steps with it; values that are not numbers are NaN."""

@@ -13,6 +13,7 @@ from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED, by_block
 from ..metrics.quantity import Column, Quantity
 from ..models.exchange.gguf_header import kinds_in_words
+from .snapshot_table import is_shown
 from .table import Column as TableColumn
 from .table import Table
 from .terminal import say
@@ -50,11 +51,11 @@ def _key(quantity: Quantity, column: Column, prefix: str) -> str:
 def _table(snapshot: Snapshot) -> Table:
     """Build the table of blocks."""
     rows = layers(snapshot)
-    columns = [TableColumn("block")]
+    columns, measured = [TableColumn("block")], {key for row in rows for key in row}
     for quantity, shown in by_block(snapshot.quantities.values()):
         for prefix in ("text.", ""):
             key, title = _key(quantity, shown, prefix), quantity.heading(shown) + ("\non text" if prefix else "")
-            if any(key in row for row in rows):
+            if key in measured and is_shown(key, measured):
                 columns.append(TableColumn(title, format=quantity.format, key=key, gives_way=shown.gives_way))
     return Table.of(columns, [{"block": int(row["layer"]) or "embed", **row} for row in rows])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from ..findings.formatting import format_value, in_prose
 from ..findings.run_history import RunHistory, declared_quantities, read_runs, row_key
 from ..measure.records import RunDir
-from ..metrics.quantities import LOGGED, MEASURED, over_training
+from ..metrics.quantities import LOGGED, MEASURED, over_training, shown_name
 from ..metrics.quantity import Quantity
 from .pictures.panels import evenly_spaced
 from .table import Cell, Column, Table, broken
@@ -146,9 +146,16 @@ def _in_a_line(history: RunHistory) -> str:
     return f"{history.folder.path}: {n:,} snapshot{'s' * (n != 1)}, step {step:,}{loss}"
 
 
+def is_shown(key: str, measured: Container[str]) -> bool:
+    """Return False for raw weights beside the same as a share of their row."""
+    prefix = "text_" if key.startswith("text_") else ""
+    return shown_name(key.removeprefix(prefix), measured, prefix) == key
+
+
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[ScalarColumn]:
     """Order the columns for the terminal: step and loss, lineage test and snapshots, then other losses."""
     measured = {column.key: column for column in table_columns(rows, quantities) if not column.page_only}
+    measured = {key: column for key, column in measured.items() if is_shown(key, measured)}
     losses = [column for key in _LOSSES if (column := measured.pop(key, None)) is not None]
     first = [measured.pop(_STEP.key), *(replace(loss, gives_way=0) for loss in losses[:1])]
     found = {key for key in measured if key.removeprefix("text_") in quantities or key in _LINEAGE}

@@ -51,10 +51,11 @@ AGGREGATION = (
     replace(
         _N_EFF,
         name="n_eff_normalised",
+        label="n_eff (shares of the row)",
         definition="The same of weights over their row's sum (definitions §6).",
         scalar="",
         when=ROWS_NOT_ONE,
-        by_block=None,
+        by_block=Column("n_eff\nat T\nof row", 7, 0),
     ),
     *(
         unlisted(

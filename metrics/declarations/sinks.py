@@ -18,7 +18,7 @@ def n_judged_keys(n_positions: int) -> int:
 
 def _sinks(suffix: str, mark: str, of_rows: str, when: str) -> tuple[Quantity, ...]:
     sink = partial(unlisted, section="sink", when=when)
-    first = not suffix
+    of_row, beside = ("\nof row", " (of row)") if suffix else ("", "")
     return (
         sink(
             f"sink_mass{suffix}",
@@ -30,8 +30,8 @@ def _sinks(suffix: str, mark: str, of_rows: str, when: str) -> tuple[Quantity, .
             per_block="mean",
             control="sink_uniform",
             control_label="uniform",
-            over_training=Column(place=8, gives_way=2, text_heading="sink mass on text") if first else None,
-            by_block=Column("sink\nmass", 4, 0) if first else None,
+            over_training=Column("sink mass" + beside, 8, 2, text_heading="sink mass on text" + beside),
+            by_block=Column("sink\nmass" + of_row, 4, 0),
         ),
         sink(
             f"sink_mass{suffix}_max",
@@ -42,7 +42,7 @@ def _sinks(suffix: str, mark: str, of_rows: str, when: str) -> tuple[Quantity, .
             per_block="max",
             control="sink_uniform",
             control_label="uniform",
-            by_block=Column("most in\na head", 5, 1) if first else None,
+            by_block=Column("most in\na head" + of_row, 5, 1),
         ),
         sink(
             f"sink_rate{suffix}",
@@ -54,8 +54,8 @@ def _sinks(suffix: str, mark: str, of_rows: str, when: str) -> tuple[Quantity, .
             format=".1f",
             scalar="mean",
             per_block="mean",
-            over_training=Column("sink rate %", 9, page_only=True) if first else None,
-            by_block=Column("sink\nrate %", 6, 6) if first else None,
+            over_training=Column("sink rate %" + beside, 9, page_only=True),
+            by_block=Column("sink\nrate %" + of_row, 6, 6),
         ),
         sink(
             f"sink_rate_grid{suffix}",

@@ -14,9 +14,17 @@ from ...metrics.quantity import AXES, AxisName
 from ..sections.preference import ranking_panel
 from ..sections.snapshot_view import drawn_positions
 from ..sections.training import evaluated, in_words
-from ..sections.training_view import AVERAGED, control_label, steps_are_wide, thin
+from ..sections.training_view import AVERAGED, control_label, shown_of_runs, steps_are_wide, thin
 from ..sections.value_aggregation import positive_ratio
 from .specs import LOOKS, ChartPanel, CurvePanel, HeatmapPanel, Look, RankingPanel, Series
+
+_OF_ATTENTION = "share of attention"
+
+
+def _unit_of_mass(runs: Sequence[RunHistory]) -> str:
+    """Return the unit of sink masses: where rows of a run need not sum to 1, shares of the row."""
+    is_share = shown_of_runs(runs, "sink_mass").name != "sink_mass"
+    return "share of the row" if is_share else _OF_ATTENTION
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ _MASS = _Curves(
     {"sink_mass": ("", "solid")},
     "sink_uniform",
     array="sink_mass",
-    unit="share of attention",
+    unit=_OF_ATTENTION,
     csv="sink-mass.csv",
     lead="",
 )
@@ -74,7 +82,7 @@ _DOCUMENT_MASS = _Curves(
     {"document_sink_mass": ("", "solid")},
     "document_sink_uniform",
     array="document_sink_mass",
-    unit="share of attention",
+    unit=_OF_ATTENTION,
     csv="sink-document_sink_mass.csv",
     lead="",
 )
@@ -207,7 +215,7 @@ def _coordinates(axes: Sequence[AxisName], shape: Sequence[int]) -> dict[str, Se
 def _of_blocks(run: RunHistory, name: str, legend: str) -> Iterator[Series]:
     """Yield the series for a chosen block or head of an array, by probe."""
     for prefix, probe in PROBES.items():
-        if (found := _arrays(run, prefix, name)) is not None:
+        if (found := _arrays(run, prefix, run.shown_array(name, prefix))) is not None:
             steps, values = found
             axes = {"step": steps, **_coordinates(MEASURED[name].axes, values.shape[1:])}
             yield Series(values, axes, run.index, _with_probe(run, legend, probe), probe=probe)
@@ -226,7 +234,7 @@ def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
         for prefix, group in reversed(GROUPS.items()):
             probe = PROBES[prefix]
             for key, (name, look) in panel.quantities.items():
-                legend = _with_probe(run, name, probe)
+                key, legend = run.shown_scalar(key, group), _with_probe(run, name, probe)
                 text_first: Look = "dotted" if prefix == "" and legend != name and not panel.lead else look
                 series.append(_scalars(run, key, legend, text_first, group, probe))
                 averaged = ", ".join(filter(None, [legend, AVERAGED]))
@@ -245,7 +253,7 @@ def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
         panel.id,
         panel.title,
         found,
-        unit=panel.unit or quantity.unit,
+        unit=_unit_of_mass(runs) if panel.unit == _OF_ATTENTION else panel.unit or quantity.unit,
         log=quantity.scale == "log",
         x_log=steps_are_wide(runs),
         lead=panel.lead if any(s.probe == panel.lead for s in found) else "",
@@ -384,14 +392,14 @@ def _map(runs: Sequence[RunHistory]) -> HeatmapPanel | None:
         "Sink mass by block and head",
         found,
         limits=(0.0, 1.0),
-        unit="share of attention",
+        unit=_unit_of_mass(runs),
         csv="sink-mass-heads.csv",
     )
 
 
 def _over_positions(run: RunHistory, name: str, read: Callable[[np.ndarray], np.ndarray]) -> Iterator[Series]:
     for prefix, probe in PROBES.items():
-        if (found := _arrays(run, prefix, name, read)) is not None:
+        if (found := _arrays(run, prefix, run.shown_array(name, prefix), read)) is not None:
             steps, values = found
             shown = drawn_positions(values.shape[-1])
             axes = {"step": steps, "layer": range(1, values.shape[1] + 1), "position": shown.tolist()}

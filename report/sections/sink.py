@@ -11,14 +11,14 @@ from ...files import finite_or_nan
 from ...findings.formatting import format_value, one_line
 from ...findings.run_history import PROBES, RunHistory, arrays_of, measured_probes
 from ...metrics.declarations.sinks import n_judged_keys
-from ...metrics.quantities import MEASURED
+from ...metrics.quantities import MEASURED, shown_name
 from ..charts.specs import Drawn, HeatmapPanel, Series
 from ..csv_files import LabelledArray
 from ..table import Column, Table
 from .declared import Link
 from .section import Listing, Section
 from .snapshot_view import Arrays, SnapshotView, block_and_head, drawn_positions, head_lines
-from .training_view import BlockValues, TrainingView, arrays_at
+from .training_view import BlockValues, TrainingView, arrays_at, shown_of_runs
 
 _COSINE, _POSITIVE = MEASURED["qk_cosine"], MEASURED["qk_positive"]
 
@@ -67,14 +67,16 @@ _MASS, _RATE = MEASURED["sink_mass"], MEASURED["sink_rate"]
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
-    curves = view.measured({"sink_mass": "mean over heads", "sink_mass_max": "largest head"})
-    curves += view.measured({"sink_mass": "mean over heads, text probe"}, "bias_text")
-    view.add_curves(section, "mass", "Sink mass over training.", curves, _MASS.axis_label, view.controls(_MASS, curves))
+    curves = view.measured({"sink_mass": "mean over heads", "sink_mass_max": "largest head"}, as_shares=True)
+    curves += view.measured({"sink_mass": "mean over heads, text probe"}, "bias_text", as_shares=True)
+    label = shown_of_runs(view.runs, "sink_mass").axis_label
+    view.add_curves(section, "mass", "Sink mass over training.", curves, label, view.controls(_MASS, curves))
     epsilons = {format_value(s.bias.get("sink_epsilon"), "g") for run in view.runs for s in run.snapshots}
     threshold = " or ".join(sorted(epsilons))
+    label = shown_of_runs(view.runs, "sink_rate").axis_label
     caption = f"Share of (sequence, layer, head) whose importance of key 0 exceeds ε = {threshold}."
-    view.add_curves(section, "rate", caption, view.by_probe("sink_rate"), _RATE.axis_label)
-    of_heads = BlockValues(_MASS, np.asarray)
+    view.add_curves(section, "rate", caption, view.by_probe("sink_rate", as_shares=True), label)
+    of_heads = BlockValues(_MASS, np.asarray, as_share=True)
     view.add_heads(section, "mass-heads", "Sink mass of every head.", of_heads)
     view.add_per_probe(section, "map", "Sink mass by block and head.", _draw_mass)
     caption = "Importance over key position, mean over the heads of a block."
@@ -82,21 +84,20 @@ def _over_training(view: TrainingView, section: Section) -> None:
 
 
 def _draw_mass(run: RunHistory, prefix: str) -> Drawn | None:
-    found = arrays_at(run, prefix, "sink_mass")
-    numbers = [
-        LabelledArray("sink_mass", a["sink_mass"], block_and_head(a["sink_mass"]), {"step": step})
-        for _, step, a in found
-    ]
+    name = run.shown_array("sink_mass", prefix)
+    found = arrays_at(run, prefix, name)
+    numbers = [LabelledArray(name, a[name], block_and_head(a[name]), {"step": step}) for _, step, a in found]
     return Drawn(numbers) if numbers else None
 
 
 def _draw_importance(run: RunHistory, prefix: str) -> Drawn | None:
-    found = arrays_at(run, prefix, "importance")
+    name = run.shown_array("importance", prefix)
+    found = arrays_at(run, prefix, name)
     numbers = []
     for _, step, arrays in found:
-        mean = arrays["importance"].mean(1)
+        mean = arrays[name].mean(1)
         axes = [{"layer": range(1, len(mean) + 1)}, {"position": range(mean.shape[1])}]
-        numbers.append(LabelledArray("importance", mean, axes, {"step": step}))
+        numbers.append(LabelledArray(name, mean, axes, {"step": step}))
     return Drawn(numbers, [_uniform(numbers[-1].values.shape[1])]) if numbers else None
 
 
@@ -122,7 +123,8 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     blocks, caption = view.some_blocks("Importance by key position.")
     view.add(section, "keys", caption, ["importance"], partial(_draw_keys, blocks))
     for prefix in measured_probes(view.snapshot):
-        importance = arrays_of(view.snapshot, prefix).get("importance")
+        arrays = arrays_of(view.snapshot, prefix)
+        importance = arrays.get(shown_name("importance", arrays))
         if importance is not None and np.isfinite(importance).any() and np.isfinite(epsilon):
             section.notes.append(_heads_by_key(importance, epsilon, PROBES[prefix]))
     _list_secondary(view, section)
@@ -184,17 +186,18 @@ def _draw_maps(arrays: Arrays) -> Drawn:
 
 
 def _draw_rates(arrays: Arrays) -> Drawn:
-    grid, epsilons = arrays["sink_rate_grid"], arrays["sink_epsilons"]
+    grid, epsilons = arrays[shown_name("sink_rate_grid", arrays)], arrays["sink_epsilons"]
     axes = [{"epsilon": epsilons.tolist()}, {"layer": range(1, grid.shape[1] + 1)}]
-    return Drawn([LabelledArray("sink_rate", grid.mean(2), axes)])
+    return Drawn([LabelledArray(shown_name("sink_rate", arrays), grid.mean(2), axes)])
 
 
 def _draw_keys(blocks: Sequence[int], arrays: Arrays) -> Drawn | None:
-    values = arrays["importance"]
+    name = shown_name("importance", arrays)
+    values = arrays[name]
     j = drawn_positions(values.shape[2])
     if not np.isfinite(values[blocks]).any():
         return None
-    return Drawn([head_lines("importance", values, blocks, j)], [_uniform(values.shape[2], j)])
+    return Drawn([head_lines(name, values, blocks, j)], [_uniform(values.shape[2], j)])
 
 
 SINK = Link(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...findings.run_history import RunHistory
-from ...metrics.quantities import LOGGED, MEASURED, SECTIONS
+from ...metrics.quantities import LOGGED, SECTIONS
 from .declared import Link
 from .section import Section
-from .training_view import AVERAGED, Curve, TrainingView, last_step, level_of
+from .training_view import AVERAGED, Curve, TrainingView, last_step, level_of, shown_of_runs
 
 _BESIDE_LOSS = {
     "val/bits_per_byte": ("bits", "Validation text, per UTF-8 byte."),
@@ -131,9 +131,9 @@ def _tasks_over_training(view: TrainingView, section: Section) -> None:
             curves = view.logged(lines)
             view.add_curves(section, key, f"{name}: {what}.", curves, what, controls)
     if section.pictures:
-        sink = MEASURED[SECTIONS["sink"].headline]
+        sink = shown_of_runs(view.runs, SECTIONS["sink"].headline)
         caption = f"{sink.label.capitalize()} at the same steps."
-        curves, before = view.by_probe(sink.name), len(section.pictures)
+        curves, before = view.by_probe(SECTIONS["sink"].headline, as_shares=True), len(section.pictures)
         view.add_curves(section, "sink", caption, curves, sink.axis_label, view.controls(sink, curves))
         # Beside the first of them.
         section.pictures[1:1] = [section.pictures.pop() for _ in range(len(section.pictures) - before)]

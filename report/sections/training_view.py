@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ...findings.run_history import (
     of_probe,
     start_of_all,
 )
-from ...metrics.quantities import LOGGED
+from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import Quantity
 from ..charts.specs import ChartPanel, Drawn, on_one_scale
 from ..csv_files import LabelledArray
@@ -80,6 +80,13 @@ class BlockValues:
     """The array that it is read from; by default the declared one."""
     title: str = ""
     """Title above its panel, if a picture has several."""
+    as_share: bool = False
+    """True if attention weights are read as shares of their row."""
+
+    def in_run(self, run: RunHistory, prefix: str) -> BlockValues:
+        """Return the values to read of a run, on the probe of a prefix."""
+        name = run.shown_array(self.quantity.name, prefix) if self.as_share else self.quantity.name
+        return self if name == self.quantity.name else replace(self, quantity=MEASURED[name])
 
     @property
     def name(self) -> str:
@@ -98,6 +105,14 @@ def control_label(quantity: Quantity) -> str:
     if quantity.control_label or control is None:
         return quantity.control_label
     return control.replace("_", " ") if isinstance(control, str) else f"{control:g}"
+
+
+def shown_of_runs(runs: Sequence[RunHistory], name: str) -> Quantity:
+    """Return the quantity that names a scalar of several runs: the share of the row, if one of them has shares. Those
+    of runs whose rows sum to 1 are shares as they are.
+    """
+    names = {run.shown_scalar(name, group) for run in runs for group in GROUPS.values()}
+    return MEASURED[next(iter(names - {name}), name)]
 
 
 def steps_are_wide(runs: Sequence[RunHistory]) -> bool:
@@ -148,21 +163,25 @@ class TrainingView:
                     found.append(curve_of(name, key, *thin(steps, values), run))
         return found
 
-    def measured(self, curves: Curves, group: str = "bias") -> list[Curve]:
-        """Return the curves of scalars of snapshots; ``group`` names the group of quantities of a probe."""
+    def measured(self, curves: Curves, group: str = "bias", *, as_shares: bool = False) -> list[Curve]:
+        """Return the curves of scalars of snapshots; ``group`` names the group of quantities of a probe.
+
+        With ``as_shares``, attention weights are shares of their row.
+        """
         found = []
         for run in self.runs:
             steps = [snapshot.step for snapshot in run.dated]
-            for key, name in curves.items():
+            for raw, name in curves.items():
+                key = run.shown_scalar(raw, group) if as_shares else raw
                 values = [finite_or_nan(snapshot.summary.get(group, {}).get(key)) for snapshot in run.dated]
                 if np.isfinite(values).any():
                     found.append(curve_of(name, f"{group}/{key}", steps, values, run))
         return found
 
-    def by_probe(self, key: str) -> list[Curve]:
-        """Return the curves of a snapshot scalar on the random probe and on the text probe."""
-        text = self.measured({key: "text probe"}, GROUPS["text."])
-        return [*self.measured({key: "random probe" if text else ""}), *text]
+    def by_probe(self, key: str, *, as_shares: bool = False) -> list[Curve]:
+        """Return the curves of a snapshot scalar on the random probe and on the text probe (see `measured`)."""
+        text = self.measured({key: "text probe"}, GROUPS["text."], as_shares=as_shares)
+        return [*self.measured({key: "random probe" if text else ""}, as_shares=as_shares), *text]
 
     def controls(self, quantity: Quantity, curves: Sequence[Curve]) -> list[Curve]:
         """Return the controls of a declared quantity, to draw beside its ``curves``: measured levels, or a constant
@@ -242,7 +261,8 @@ class TrainingView:
         def draw(run: RunHistory, prefix: str) -> Drawn | None:
             numbers: list[LabelledArray] = []
             beside: dict[str, LabelledArray] = {}
-            for quantity in quantities:
+            for raw in quantities:
+                quantity = raw.in_run(run, prefix)
                 steps, values = _read(run, prefix, quantity)
                 if len(steps) < 2:
                     return None
@@ -256,10 +276,11 @@ class TrainingView:
 
         self.add_per_probe(section, key, caption, draw)
 
-    def add_heads(self, section: Section, key: str, caption: str, quantity: BlockValues) -> None:
+    def add_heads(self, section: Section, key: str, caption: str, raw: BlockValues) -> None:
         """Add small multiples over training, one panel per block and a line per head; a picture per run and probe."""
 
         def draw(run: RunHistory, prefix: str) -> Drawn | None:
+            quantity = raw.in_run(run, prefix)
             steps, values = _read(run, prefix, quantity)
             # The picture of blocks already shows one head of one block.
             if len(steps) < 2 or values.shape[1:] == (1, 1) or not np.isfinite(values).any():

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...findings.run_history import PROBES, arrays_of, measured_probes
 from ...measure.records import Snapshot
-from ...metrics.quantities import MEASURED
+from ...metrics.quantities import MEASURED, shown_name
 from ..charts.specs import Drawn
 from ..csv_files import LabelledArray
 from .declared import Link
@@ -68,7 +68,7 @@ _OF_BLOCKS = (
     BlockValues(_ENTERS, positive_ratio, title="enters the output"),
 )
 _OF_HEADS = BlockValues(_AGGREGATED, _discrepancy_of_heads, "positional_variance")
-_N_EFF = BlockValues(MEASURED["n_eff"])
+_N_EFF = BlockValues(MEASURED["n_eff"], as_share=True)
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
@@ -104,12 +104,13 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     view.add(section, "variance-out", caption, ["positional_variance_out"], variance_out)
 
     def tokens(arrays: Arrays) -> Drawn | None:
-        n_eff = arrays["n_eff"]
+        name = shown_name("n_eff", arrays)
+        n_eff = arrays[name]
         if not np.isfinite(n_eff).any():
             return None
         t = drawn_positions(n_eff.shape[2])
         uniform = LabelledArray("uniform attention", t + 1.0, [{"position": t.tolist()}])
-        return Drawn([head_lines("n_eff", n_eff, blocks, t)], [uniform])
+        return Drawn([head_lines(name, n_eff, blocks, t)], [uniform])
 
     _, caption = view.some_blocks("Effective number of tokens n_eff(t).")
     view.add(section, "n-eff", caption, ["n_eff"], tokens)

@@ -13,7 +13,7 @@ from ...files import finite_or_nan
 from ...findings.run_history import join_rows, row_key
 from ...findings.thresholds import threshold
 from ...measure.records import MetricsLog, Snapshot, metrics_by_step
-from ...metrics.quantities import LOGGED, MEASURED
+from ...metrics.quantities import LOGGED, MEASURED, shown_name
 from ...metrics.quantity import Quantity
 from ..trials import Trial
 from .trials import ArmStudy
@@ -262,7 +262,6 @@ def _sink_keys(ends: Sequence[Snapshot]) -> dict[str, Spread]:
 
 
 def _sink(row: Mapping[str, Any]) -> float:
-    for key in ("text_sink_mass_normalised", "text_sink_mass", "sink_mass_normalised", "sink_mass"):
-        if row.get(key) is not None:
-            return finite_or_nan(row[key])
-    return math.nan
+    measured = {key: value for key, value in row.items() if value is not None}
+    keys = (shown_name("sink_mass", measured, prefix) for prefix in ("text_", ""))
+    return next((finite_or_nan(measured[key]) for key in keys if key in measured), math.nan)

@@ -7,13 +7,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from birthmark.data.probes import random_probe
+from birthmark.findings.inactive_sections import why_inactive
 from birthmark.findings.run_history import BIRTH, RunHistory, read_runs
 from birthmark.measure.measurement import measure
 from birthmark.measure.records import Snapshot, append_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
+from birthmark.report.block_table import _table, layers
 from birthmark.report.charts.run_panels import panels_of_runs
 from birthmark.report.charts.specs import CurvePanel, Series
 from birthmark.report.charts.stills import Across, still, x_ticks
@@ -23,6 +26,7 @@ from birthmark.report.sections.neurons import NEURONS
 from birthmark.report.sections.section import csv_texts
 from birthmark.report.sections.snapshot_view import SnapshotView
 from birthmark.report.sections.training_view import TrainingView
+from birthmark.report.snapshot_table import print_table
 
 STEPS = (0, 4, 8)
 
@@ -129,3 +133,52 @@ def test_numbers_of_panels_side_by_side_stand_apart(n, end):
             assert len(row) >= 2
             for (a, wide), (b, other) in pairwise(row):
                 assert a + wide / 2 < b - other / 2
+
+
+def test_weights_of_rows_that_do_not_sum_to_one_are_drawn_as_shares_of_their_row(make_run, tmp_path):
+    """Raw masses of 40, shares of .2: uniform attention is a share."""
+    scalars = {"sink_mass": 40.0, "sink_mass_max": 50.0, "sink_rate": 100.0, "sink_uniform": 0.1, "sink_epsilon": 0.3}
+    shares = {"sink_mass_normalised": 0.15, "sink_mass_normalised_max": 0.18, "sink_rate_normalised": 0.5}
+    (run,) = read_runs([make_run(tmp_path / "run", steps=STEPS, **scalars, **shares)])
+    rng = np.random.default_rng(1)
+    for snapshot in run.snapshots:
+        for name in ("sink_mass", "importance", "n_eff"):
+            snapshot.arrays[f"{name}_normalised"] = rng.random(snapshot.arrays[name].shape)
+    last = run.snapshots[-1].arrays
+    panels = {panel.id: panel for panel in panels_of_runs([run], BIRTH)["sink"]}
+    curve, blocks = [series for series in panels["sink-mass"].series if series.look != "control"]
+    assert curve.values.tolist() == [0.15] * 3
+    assert panels["sink-mass"].unit == panels["sink-heads"].unit == "share of the row"
+    for series in (blocks, *panels["sink-heads"].series):
+        np.testing.assert_array_equal(series.values[-1], last["sink_mass_normalised"])
+    np.testing.assert_allclose(panels["sink-importance"].series[0].values[-1], last["importance_normalised"].mean(1))
+    files = csv_texts(sections_over_training(TrainingView([run])))
+    drawn_in = {"aggregation-n-eff.csv": "n_eff", "sink-map.csv": "sink_mass", "sink-mass-heads.csv": "sink_mass"}
+    for file, name in (*drawn_in.items(), ("sink-keys.csv", "importance")):
+        assert {row["quantity"] for row in csv.DictReader(files[file].splitlines())} & {name, f"{name}_normalised"} == {
+            f"{name}_normalised"
+        }, file
+    for file in ("sink-mass.csv", "sink-rate.csv"):
+        drawn = {row["quantity"]: float(row["value"]) for row in csv.DictReader(files[file].splitlines())}
+        assert {name.removeprefix("bias/") for name in drawn} <= {*shares, "sink_uniform"}
+    n_eff = [
+        row for row in csv.DictReader(files["aggregation-n-eff.csv"].splitlines()) if row["step"] == str(STEPS[-1])
+    ]
+    means = last["n_eff_normalised"][..., -1].mean(1)
+    assert {row["layer"]: row["value"] for row in n_eff if row["layer"] == "2"} == {"2": str(float(means[1]))}
+    assert why_inactive([run], "sink").startswith("no head above 0.180")
+
+
+def test_tables_show_shares_of_rows_that_do_not_sum_to_one(make_run, tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=STEPS, sink_mass=40.0, sink_mass_normalised=0.15)
+    print_table(run, Console(width=200))
+    found = capsys.readouterr().out
+    assert "(of row)" in found
+    assert "0.150" in found
+    assert "40.000" not in found
+    snapshot = run.snapshots()[-1]
+    snapshot.arrays["n_eff"] *= 1e9
+    snapshot.arrays["n_eff_normalised"] = np.full_like(snapshot.arrays["n_eff"], 7.25)
+    columns = [column.title for column in _table(snapshot).columns]
+    assert [title for title in columns if title.startswith("n_eff")] == ["n_eff\nat T\nof row"]
+    assert layers(snapshot)[-1]["n_eff"] > 1e9
