@@ -7,6 +7,7 @@ whose births share every parameter that both configs have.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -95,10 +96,11 @@ def compare_configs(runs: Sequence[RunHistory]) -> Comparison:
     # A training by another program has no config: each forms its own group.
     keys = [key if run.config else (f"run {run.index}",) for key, run in zip(keys, runs, strict=True)]
     members = {key: [run for run, other in zip(runs, keys, strict=True) if other == key] for key in keys}
-    names_of = {key: _group_name(found) for key, found in members.items()}
+    seeds = [(key, _in_words(config.get("init_seed"))) for key, config in zip(keys, configs, strict=True)]
+    n_seeds = Counter(key for key, _ in set(seeds))
+    names_of = {key: _group_name(found, n_seeds[key]) for key, found in members.items()}
     if len(set(names_of.values())) < len(names_of):
         names_of = {key: f"{name} ({i})" for i, (key, name) in enumerate(names_of.items(), start=1)}
-    seeds = [(key, _in_words(config.get("init_seed"))) for key, config in zip(keys, configs, strict=True)]
     is_first = [seed not in seeds[:place] for place, seed in enumerate(seeds)]
     return Comparison([names_of[key] for key in keys], fields, values, is_first)
 
@@ -107,9 +109,15 @@ def _in_words(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _group_name(members: Sequence[RunHistory]) -> str:
-    """Return the shortest name of a group's runs, with which its seeds' names begin."""
-    return min((run.name for run in members), key=lambda name: (len(name), name))
+def _group_name(members: Sequence[RunHistory], n_seeds: int) -> str:
+    """Return the name of a group's runs, and how many seeds it has if there are several: a mean over them is no run's
+    number.
+    """
+    shortest = min((run.name for run in members), key=lambda name: (len(name), name))
+    if n_seeds < 2:
+        return shortest
+    bare = {re.sub(r"[-_./ ]*(seed)?[-_./ ]*\d+$", "", run.name) for run in members} - {""}
+    return f"{bare.pop() if len(bare) == 1 else shortest} ({n_seeds} seeds)"
 
 
 # ── paired differences ───────────────────────────────────────────────────────────────────────────────────────────────

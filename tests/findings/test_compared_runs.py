@@ -29,8 +29,8 @@ def runs(tmp_path):
 
 def test_seeds_of_one_config_are_a_group_and_names_are_no_difference(runs):
     found = compare_configs(runs)
-    assert found.groups == ["a", "a", "b", "b", "b"]
-    assert found.several_seeds == {"a", "b"}
+    assert found.groups == ["a (2 seeds)"] * 2 + ["b (3 seeds)"] * 3
+    assert found.several_seeds == {"a (2 seeds)", "b (3 seeds)"}
     assert found.fields == ["init_seed", "model.mlp"]
     assert found.values[3] == ["1", "relu"]
     assert compare_configs(runs[:1]).fields == []
@@ -38,7 +38,7 @@ def test_seeds_of_one_config_are_a_group_and_names_are_no_difference(runs):
 
 def test_differences_are_those_of_pairs_of_one_seed(runs):
     ((first, second, differences),) = paired_differences(runs, compare_configs(runs).groups)
-    assert (first, second) == ("a", "b")
+    assert (first, second) == ("a (2 seeds)", "b (3 seeds)")
     mass = next(d for d in differences if d.quantity.name == "sink_mass")
     expected = stats.ttest_rel([0.5, 0.4], [0.1, 0.2]).confidence_interval(0.95)
     assert mass.n_pairs == 2  # seed 2 has no partner
@@ -47,6 +47,18 @@ def test_differences_are_those_of_pairs_of_one_seed(runs):
     ((*_, one),) = paired_differences([runs[0], runs[2]], ["a", "b"])
     assert {(d.n_pairs, d.interval) for d in one} == {(1, None)}
     assert paired_differences([runs[0], runs[4]], ["a", "b"]) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "group"),
+    [
+        (("q/seed-0", "q/seed-1"), "q (2 seeds)"), (("q-10", "q-11", "q-12"), "q (3 seeds)"),
+        (("gpt2", "gpt2-1"), "gpt2 (2 seeds)"), (("0", "1"), "0 (2 seeds)"), (("fast", "q"), "q (2 seeds)"),
+    ],
+)  # fmt: skip
+def test_a_group_of_several_seeds_is_not_named_as_one_of_its_runs(tmp_path, names, group):
+    members = [history(tmp_path, i, name, i, "gelu", 0.1) for i, name in enumerate(names)]
+    assert set(compare_configs([*members, history(tmp_path, 9, "other", 0, "relu", 0.1)]).groups) == {group, "other"}
 
 
 def logged(path, name, seed, losses, masses=()):
@@ -88,8 +100,8 @@ def test_a_run_that_repeats_a_seed_is_no_further_seed(tmp_path, runs):
     assert found.groups == ["a", "a"]
     assert found.several_seeds == set()
     found = compare_configs([*runs[:2], again])
-    assert found.several_seeds == {"a"}
-    assert [run.group for run in page_runs([*runs[:2], again], found)] == ["a", "a", ""]
+    assert found.several_seeds == {"a (2 seeds)"}
+    assert [run.group for run in page_runs([*runs[:2], again], found)] == ["a (2 seeds)"] * 2 + [""]
 
 
 def test_a_damaged_config_is_named(runs, tmp_path):
@@ -111,7 +123,7 @@ def test_one_sentence_compares_two_configs(runs):
     low, high = stats.ttest_rel([0.5, 0.4], [0.1, 0.2]).confidence_interval(0.95)
     pairs = f"+0.300, 95 % interval {low:.3f} to +{high:.3f}, which holds 0: 2 pairs cannot tell"
     assert sentence == (
-        f"b has more sink mass than a (0.450 against 0.150; {pairs}) and a higher validation loss "
+        f"b (3 seeds) has more sink mass than a (2 seeds) (0.450 against 0.150; {pairs}) and a higher validation loss "
         f"(1.450 against 1.150; {pairs}) at step 9."
     )
     (alone,) = comparison_in_words([runs[0], runs[2]], ["a", "b"])
