@@ -10,6 +10,7 @@ from math import inf, isfinite, isnan, nan
 import numpy as np
 
 from ..measure.records import Snapshot
+from ..metrics.quantities import shown_name
 from .formatting import in_prose
 from .learning import knows_its_data
 from .quantities_by_block import Profile, blocks_in_words
@@ -127,9 +128,9 @@ class Sink:
         Args:
             snapshot: source of the numbers; None gives NaN.
             reading: reading of the probe.
-            name: the scalar that is judged: the reading's mass, or that of normalised rows.
+            name: the scalar that is judged; by default the reading's mass, as a share of the row.
         """
-        name = name or reading.mass
+        name = name or shown_name(reading.mass, (snapshot.summary.get(reading.group) or {}) if snapshot else ())
         mean, uniform, epsilon = (
             scalar(snapshot, key, reading.group) for key in (name, reading.uniform, "sink_epsilon")
         )

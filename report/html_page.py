@@ -21,7 +21,7 @@ from ..findings.formatting import format_value
 from ..findings.glossary import explained
 from ..findings.verdict import Group, scalar
 from ..measure.records import RunDir, Snapshot
-from ..metrics.quantities import MEASURED, SECTIONS
+from ..metrics.quantities import MEASURED, SECTIONS, shown_name
 from .csv_files import check_data_folder, data_folder, write_csv_files
 from .pictures.style import RUN_COLOURS, THEME
 from .sections.chain import LINKS
@@ -116,16 +116,18 @@ def _headline(name: str, moments: Sequence[Snapshot]) -> str:
     """
     if not name:
         return ""
-    quantity = MEASURED[name]
+    quantity, now = MEASURED[name], moments[-1] if moments else None
     group: Group = "bias"
-    if moments and quantity.section in ("sink", "gradient"):
-        reading = SinkReading.leading(moments[-1])
+    if now and quantity.section in ("sink", "gradient"):
+        reading = SinkReading.leading(now)
         if quantity.section == "sink":
-            group, name = reading.group, reading.mass
+            group = reading.group
+            name = shown_name(reading.mass, now.summary.get(group) or {})
+            quantity = MEASURED[name]
         elif reading.group == "bias_text":
             group = reading.group
-    elif moments and quantity.section in ("neurons", "dominance", "lock"):
-        group = chain_group(moments[-1])
+    elif now and quantity.section in ("neurons", "dominance", "lock"):
+        group = chain_group(now)
     found = [
         peak_of(moment, name, group) if name in LINKS_BY_BLOCK else (scalar(moment, name, group), "")
         for moment in moments

@@ -18,7 +18,7 @@ from ..findings.run_history import BIRTH, RunHistory, Start
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
 from ..findings.verdict import Tone, Verdict, scalar
 from ..measure.records import Snapshot
-from ..metrics.quantities import LOGGED, MEASURED, SECTIONS
+from ..metrics.quantities import LOGGED, MEASURED, SECTIONS, shown_name
 
 # ---------------------------------------------------------------- figures below the title
 
@@ -118,11 +118,13 @@ def _sink_figure(snapshot: Snapshot | None) -> KeyFigure:
     summary: Mapping[str, Any] = snapshot.summary if snapshot else {}
     reading = SinkReading.leading(snapshot)
     bias, lead = summary.get("bias", {}), summary.get(reading.group, {})
-    beside = "" if reading.group == "bias" else f"; random tokens {_value(_SINK, bias)}"
+    beside = "" if reading.group == "bias" else f"; random tokens {_value(shown_name(_SINK, bias), bias)}"
     place = "on the first token of a document" if reading.of_documents else "on position 0"
     may = "" if reading.group == "bias_text" else ", text may have more"
     what = f"mean over heads, {place}, {ON_PROBE[reading.group]}{may}"
-    return _title(_SINK), _value(reading.mass, lead), _judged(what, reading.mass, lead) + beside
+    shown = shown_name(reading.mass, lead)
+    title = _title(shown_name(_SINK, lead))
+    return title, _value(shown, lead), _judged(what, shown, lead) + beside
 
 
 def _judged(what: str, name: str, scalars: Mapping[str, float]) -> str:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from birthmark.data.probes import random_probe
+from birthmark.findings.attention_sink import chain_group
 from birthmark.findings.inactive_sections import why_inactive
 from birthmark.findings.run_history import BIRTH, RunHistory, read_runs
 from birthmark.measure.measurement import measure
@@ -20,6 +21,7 @@ from birthmark.report.block_table import _table, layers
 from birthmark.report.charts.run_panels import panels_of_runs
 from birthmark.report.charts.specs import CurvePanel, Series
 from birthmark.report.charts.stills import Across, still, x_ticks
+from birthmark.report.html_page import navigation
 from birthmark.report.run_page import about_run
 from birthmark.report.sections.chain import sections_over_training
 from birthmark.report.sections.neurons import NEURONS
@@ -27,6 +29,7 @@ from birthmark.report.sections.section import csv_texts
 from birthmark.report.sections.snapshot_view import SnapshotView
 from birthmark.report.sections.training_view import TrainingView
 from birthmark.report.snapshot_table import print_table
+from birthmark.report.verdicts import run_figures
 
 STEPS = (0, 4, 8)
 
@@ -167,6 +170,17 @@ def test_weights_of_rows_that_do_not_sum_to_one_are_drawn_as_shares_of_their_row
     means = last["n_eff_normalised"][..., -1].mean(1)
     assert {row["layer"]: row["value"] for row in n_eff if row["layer"] == "2"} == {"2": str(float(means[1]))}
     assert why_inactive([run], "sink").startswith("no head above 0.180")
+    chain, _ = navigation(sections_over_training(TrainingView([run])), run.snapshots[-1:])
+    assert ("sink", "Attention sink", "mass of row 0.150") in chain
+    # Raw masses are no sink on random tokens: the chain is judged on text, which alone has one.
+    text = dict.fromkeys(("sink_mass", "sink_mass_max"), 40.0) | {"sink_uniform": 0.1, "sink_epsilon": 0.3}
+    text |= dict.fromkeys(("sink_mass_normalised", "sink_mass_normalised_max"), 0.9)
+    run.snapshots[-1].summary["bias_text"] = text
+    assert chain_group(run.snapshots[-1]) == "bias_text"
+    figures = {title: (value, judged) for title, value, judged in run_figures(run)}
+    value, judged = figures["Sink mass (share of the row)"]
+    assert value == "0.900"
+    assert judged.endswith("uniform 0.100; random tokens 0.150")
 
 
 def test_tables_show_shares_of_rows_that_do_not_sum_to_one(make_run, tmp_path, capsys):
