@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite, isnan, nan
+from math import isfinite, isnan, log, nan
 
 from .formatting import in_prose
 from .run_history import RunHistory
@@ -41,6 +41,8 @@ def _against_its_data(history: RunHistory, losses: list[float], entropy: float) 
     tone: Tone = "present" if learned else "absent"
     if learned is None or len(losses) == 1:
         return f"The validation loss is {in_prose(losses[-1], 2)} nats; before, it is not known.", "unclear"
+    if losses[-1] >= (even := _even_guess(history)):
+        return f"The model has not learned: {fell}, above the {in_prose(even, 2)} of guessing evenly.", tone
     if isnan(entropy):
         return f"The model has {'' if learned else 'not '}learned: {fell}.", tone
     if learned:
@@ -63,6 +65,13 @@ def _against_its_start(losses: list[float], knows_start: bool, entropy: float) -
     return f"Training has improved the model it started from: {numbers}.", "present"
 
 
+def _even_guess(history: RunHistory) -> float:
+    """Return the loss of giving every token of the vocabulary the same probability; NaN if that is unknown."""
+    newest = history.last or history.first
+    n_tokens = (history.birth.get("data") or {}).get("vocab_size") or (newest and newest.summary.get("vocab_size"))
+    return log(n_tokens) if n_tokens else nan
+
+
 def knows_its_data(history: RunHistory) -> bool | None:
     """Judge by the validation loss if the model learned its data, in this training or before; None if that is
     unclear.
@@ -74,4 +83,6 @@ def knows_its_data(history: RunHistory) -> bool | None:
     if isnan(entropy) and history.birth.get("init_from"):
         return None  # a small step from its start says nothing of what the model knew before
     reference = entropy if isfinite(entropy) else losses[0] if len(steps) > 1 else nan
-    return None if isnan(reference) else losses[-1] <= reference - threshold("learned")
+    if isnan(reference):
+        return None
+    return losses[-1] <= reference - threshold("learned") and not losses[-1] >= _even_guess(history)

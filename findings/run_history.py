@@ -131,7 +131,7 @@ class RunHistory:
     @property
     def unigram_entropy(self) -> float:
         """Entropy of the frequencies of its corpus's tokens, in nats; NaN if unknown."""
-        return finite_or_nan((self.birth.get("data") or {}).get("unigram_entropy"))
+        return unigram_entropy(self.birth.get("data") or {})
 
     def shown_scalar(self, name: str, group: str = "bias") -> str:
         """Return the scalar that a person reads for ``name`` (`shown_name`), as the newest snapshot has it."""
@@ -147,6 +147,16 @@ class RunHistory:
         """Return steps and values of a metrics.jsonl key, at the steps with it; values that are not numbers are NaN."""
         logged = self.metrics.series(key)
         return list(logged), [finite_or_nan(value) for value in logged.values()]
+
+
+def unigram_entropy(data: Mapping[str, Any]) -> float:
+    """Return the loss of knowing token frequencies alone, from a certificate's record of the data; NaN if unknown.
+
+    The validation loss of a mixture is the mean over its sources in their shares, and so is this.
+    """
+    if sources := data.get("sources"):
+        return sum(source["share"] * finite_or_nan(source.get("unigram_entropy")) for source in sources.values())
+    return finite_or_nan(data.get("unigram_entropy"))
 
 
 def _birth_of(summary: dict[str, Any]) -> dict[str, Any]:

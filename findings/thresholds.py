@@ -29,7 +29,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "learned": Threshold(
         0.05,
         "Nats by which the validation loss must be below the unigram entropy (below its start, where that entropy is "
-        "not known), for the model to count as having learned. Where training started from a model, validation loss "
+        "not known), for the model to count as having learned; at ln V or above it has not. Where training "
+        "started from a model, validation loss "
         "must have moved as much to count as changed.",
         "chosen: well above the noise of a validation loss over a hundred sequences",
     ),

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ...files import finite_or_nan
-from ...findings.run_history import join_rows, row_key
+from ...findings.run_history import join_rows, row_key, unigram_entropy
 from ...findings.thresholds import threshold
 from ...measure.records import MetricsLog, Snapshot, metrics_by_step
 from ...metrics.quantities import LOGGED, MEASURED, shown_name
@@ -186,8 +186,7 @@ def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
                 if rows:
                     by_step = {snapshot.step: snapshot for snapshot in snapshots}
                     corpus = trial.run.read_birth().get("data") or {}
-                    entropy = finite_or_nan(corpus.get("unigram_entropy"))
-                    reads.append(_Read(trial, rows, by_step, _step_seconds(metrics), entropy))
+                    reads.append(_Read(trial, rows, by_step, _step_seconds(metrics), unigram_entropy(corpus)))
         finished = [read for read in reads if read.trial.finished]
         if reads:
             results.append(_result(arm, finished or reads))

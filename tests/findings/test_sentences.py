@@ -245,6 +245,26 @@ def test_no_sink_says_little_of_a_model_that_has_not_learned():
     assert "has not learned either" in verdict.sentence
 
 
+def test_a_mixture_is_judged_by_the_entropies_of_its_sources_in_their_shares():
+    sources = {"a": {"share": 0.7, "unigram_entropy": 5.4}, "b": {"share": 0.3, "unigram_entropy": 5.0}}
+    birth = {"init_seed": 0, "data": {"vocab_size": 600, "unigram_entropy": None, "sources": sources}}
+    log = {0: {"val/loss": 6.75}}
+    far, near, done = (answer("loss", [], log | {9: {"val/loss": loss}}, birth=birth) for loss in (6.55, 5.3, 5.2))
+    assert far.control == pytest.approx([0.7 * 5.4 + 0.3 * 5.0] * 2)
+    assert far.sentence == (
+        "The model has not learned: validation loss 6.75 → 6.55 nats, "
+        f"above the {math.log(600):.2f} of guessing evenly."
+    )
+    assert near.sentence.startswith("The model has learned no more than token frequencies (5.28)")
+    assert done.sentence.endswith("below the 5.28 of token frequencies.")
+    assert [verdict.tone for verdict in (far, near, done)] == ["absent", "absent", "present"]
+    # A streamed source has none: a fall that ends above ln V is still no learning.
+    sources["b"]["unigram_entropy"] = None
+    far, near = (answer("loss", [], log | {9: {"val/loss": loss}}, birth=birth) for loss in (6.55, 5.3))
+    assert (far.tone, far.control, near.tone) == ("absent", None, "present")
+    assert near.sentence == "The model has learned: validation loss 6.75 → 5.30 nats."
+
+
 def test_a_run_without_snapshots_or_with_the_birth_alone():
     assert list(said([])) == ["snapshots"]
     found = said([snapshot(0, BIRTH | END)])
