@@ -102,7 +102,8 @@ def _remaining_mark(history: RunHistory, mark: _Mark, now: Snapshot) -> tuple[st
         return _survives(subject, control, start, value, at_birth)
     # A value that is neither beyond chance nor sizeable is not a trace, even if it exceeds a few strangers.
     if deviations < threshold("chance") and (not above or abs(share) < threshold("trace")):
-        return f"{subject} is gone: {control}.", "absent"
+        chance = "; chance alone may give as much" if above else ""
+        return f"{subject} is gone: {control}{chance}.", "absent"
     why = "strangers have as much" if not above else "what chance gives is not known"
     why = why if not above or isnan(deviations) else "chance alone may give as much"
     return f"Whether {asked} survives cannot be told: {control}; {why}.", "unclear"

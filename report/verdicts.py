@@ -178,7 +178,7 @@ MARKS: Mapping[Tone, tuple[str, str]] = {
 _MEANINGS: Mapping[Tone, str] = {
     "present": "beyond its control",
     "weak": "beyond it, but small",
-    "absent": "no more than its control",
+    "absent": "nothing that stands out from its control",
     "unclear": "the numbers cannot tell",
 }
 

@@ -16,7 +16,7 @@ from birthmark.findings.inactive_sections import why_inactive
 from birthmark.findings.run_history import RunHistory
 from birthmark.findings.thresholds import THRESHOLDS
 from birthmark.measure.records import MetricsLog, RunDir, Snapshot
-from birthmark.report.verdicts import verdicts
+from birthmark.report.verdicts import legend_of_marks, verdicts
 
 #: The demo's end, as a run of it left it.
 BIRTH = {"inter": 0.389, "kl_uniform": 0.2, "preference_ratio": 9.3, "alignment": 0.626, "rank_persistence": 1.0}
@@ -206,7 +206,13 @@ def test_a_single_head_whose_documents_are_not_recorded_is_not_ruled_out():
         ({"alignment": 0.5, "drift": 0.9}, "persists", "present"),
         ({"alignment": -0.2, "drift": -0.9}, "turned round", "present"),
         ({"alignment": 0.04, "drift": 0.9}, "a trace", "weak"),
-        ({"alignment": 0.012, "drift": 0.02}, "gone", "absent"),
+        ({"alignment": 0.012, "drift": 0.02}, "gone: 0.012 against at most 0.019 for 2 strangers.", "absent"),
+        # More than two strangers have, and no more than chance gives: no legend may say "no more than its control".
+        (
+            {"alignment": 0.03, "drift": 0.02},
+            "gone: 0.030 against at most 0.019 for 2 strangers; chance alone",
+            "absent",
+        ),
         ({"alignment": 0.151, "drift": 0.1}, "cannot be told", "unclear"),  # chance alone gives that in 192 dimensions
         ({"alignment": 0.151, "alignment_stranger": 0.16}, "strangers have as much", "unclear"),
         ({"alignment": 0.151, "alignment_stranger": None}, "no strangers", "unclear"),
@@ -218,6 +224,8 @@ def test_what_is_left_of_the_direction(now, words, tone):
     verdict = answer("direction", [snapshot(0, BIRTH), snapshot(320, END | now)])
     assert words in verdict.sentence
     assert verdict.tone == tone
+    if tone == "absent":
+        assert legend_of_marks([verdict]) == "○ nothing that stands out from its control"
 
 
 def test_few_strangers_are_counted():
