@@ -538,13 +538,26 @@ def one_line(text: object, limit: int = 200) -> str:
 
 
 def printable(text: object, kept: str = "\n") -> str:
-    """Escape all characters that do not print, but for those ``kept``: whatever holds a stranger's text goes through
-    this on its way to a terminal, which would obey it.
-    """
+    """Escape all characters that do not print, but for those ``kept``, so that two names that look alike are alike."""
     text = str(text)
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() or c in kept else _escaped(c) for c in text)
+
+
+def for_terminal(text: object, kept: str = "\n") -> str:
+    """Escape all characters that a terminal obeys, but for those ``kept``: whatever holds a stranger's text goes
+    through this on its way to one. Spaces, joiners and soft hyphens belong to the orthography of languages.
+    """
+    return _OBEYED.sub(lambda found: found[0] if found[0] in kept else _escaped(found[0]), str(text))
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+#: Control characters, but for the return of a line that ends; breaks of lines, changes of direction, half characters.
+_OBEYED = re.compile("\r(?!\n)|[\x00-\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 #: Prefixes that libraries put before their sentence, however deep: "Couldn't deserialize thrift: TProtocolException:

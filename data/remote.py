@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ..errors import RunError, UsageError
-from ..files import one_line, path_below, printable, reason_of
+from ..files import for_terminal, one_line, path_below, reason_of
 from ..urls import VARIABLE, credentials_of, hide_credentials, keep_credentials, with_credentials
 
 _TRIES = 3
@@ -342,7 +342,7 @@ class Store:
                 if gives_up:
                     raise RunError(f"{self.field}: {name}: cannot be {verb} after {tries} tries ({said})") from None
                 if self.insists:
-                    print(printable(f"{self.field}: {name}: {said}; asking again"), file=sys.stderr)
+                    print(for_terminal(f"{self.field}: {name}: {said}; asking again"), file=sys.stderr)
             time.sleep(_BACK_OFF_S * 2 ** min(tries - 1, 3))
 
     def _said(self, error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -217,6 +217,8 @@ class TextTokenizer:
 #: ones are those with a table of sentencepiece, at some hundreds.
 _MOST_GROWTH = 4096
 _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+#: A regex that is one class of characters, once or more: it matches no place between characters.
+_CLASS = re.compile(r"\[\^?(?:[^\[\]\\&]|\\.)+\]\+?")
 #: Characters that a step may write for one; a step that is not listed writes no more than it reads.
 _GROWTH = {
     "ByteLevel": 4, "Metaspace": 2, "BertNormalizer": 3, "WordPiece": 2, "BPEDecoder": 2, "CTC": 2,
@@ -252,15 +254,34 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _growth_of_chain(steps: Sequence[dict[str, Any]]) -> float:
+    """Bound the growth by steps behind one another: replacements of texts that hold nothing of what those before them
+    write do not multiply.
+    """
+    total, group, written = 1.0, 1.0, set[str]()
+    for step in steps:
+        replaced = step["pattern"].get("String", "") if step["type"] == "Replace" else ""
+        if not replaced or written & set(replaced):
+            total, group, written = total * group, 1.0, set()
+        group = max(group, _growth_of(step))
+        if replaced:
+            written |= set(step["content"])
+        else:
+            total, group = total * group, 1.0
+    return total * group
+
+
 def _growth_of(step: dict[str, Any]) -> float:
     """Bound the growth by a step, as the library writes it."""
     for parts in ("normalizers", "pretokenizers", "processors", "decoders"):
         if parts in step:
-            return math.prod(map(_growth_of, step[parts]))
+            return _growth_of_chain(step[parts])
     match step["type"]:
         case "Replace":
-            # A regex may match between all characters.
             written, replaced = len(step["content"]), len(step["pattern"].get("String", ""))
+            if _CLASS.fullmatch(step["pattern"].get("Regex", "")):
+                replaced = 1
+            # Any other regex may match between all characters.
             return max(1.0, written / replaced) if replaced else 1.0 + written
         case "Prepend":
             return 1.0 + len(step["prepend"])

@@ -20,10 +20,10 @@ _interrupts: list[int] = []
 
 def _report_failure(line: str, status: int) -> int:
     """Print ``line`` once, even if several processes of one run fail together; return the exit status."""
-    from ..files import printable
+    from ..files import for_terminal
     from ..urls import hide_credentials
 
-    line = printable(hide_credentials(line))
+    line = for_terminal(hide_credentials(line))
     # Variables that torchrun and DeepSpeed set, and srun.
     if "WORLD_SIZE" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ:
         from ..trainer.processes.joint_failure import report_failure, tell_launcher

@@ -11,7 +11,7 @@ from typing import Literal
 from jsonargparse import Namespace
 
 from ..errors import UsageError
-from ..files import printable
+from ..files import for_terminal
 from ..measure.config import MOST_STRANGERS, SnapshotConfig
 from ..schema import SEEDS, quoted
 from ..trainer.config import RunConfig
@@ -46,7 +46,7 @@ def add_trust(parser: Parser) -> None:
 
 def tell(line: str) -> None:
     """Print a remark on standard error, beside a command's result."""
-    print(printable(line), file=sys.stderr)
+    print(for_terminal(line), file=sys.stderr)
 
 
 def add_config(parser: Parser, by_default: str | None = None, without: str = "") -> None:

@@ -124,7 +124,7 @@ def _run() -> int:
         mend = "NPROC, NNODES and MAX_RESTARTS say how many processes, nodes and restarts"
         print(f"birthmark: error: torchrun: {why}; {mend}", file=sys.stderr)
         return USAGE_STATUS
-    stopped = "birthmark: stopped before the first step"
+    stopped = "birthmark: stopped while nothing trained; a run that has checkpoints goes on from its last"
     try:
         if hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, _stop_workers)

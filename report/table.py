@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
-from ..files import csv_text, printable
+from ..files import csv_text, for_terminal
 from ..findings.formatting import MISSING, format_value, in_ascii, one_line, shorten, shorten_middle
 from .terminal import say
 
@@ -206,7 +206,7 @@ class Table:
         """Return headings and cells as the console shows them."""
 
         def written(text: str) -> str:
-            text = printable(text)
+            text = for_terminal(text)
             return in_ascii(text) if console.options.ascii_only else text
 
         titles = [f"{column.line}\n({column.beside})" if column.beside else column.title for column in self.columns]

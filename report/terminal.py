@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from ..errors import UsageError
-from ..files import printable, user_path
+from ..files import for_terminal, user_path
 from ..findings.formatting import in_ascii
 from ..time_left import Pace, duration
 
@@ -41,7 +41,7 @@ def say(console: Console, text: str, *, title: str = "", style: str = "", wrappe
         style: style of the text, as rich names it.
         wrapped: break lines at the console's width.
     """
-    written = Text.assemble((printable(title), "bold"), "  " if title else "", (printable(text, "\n\t"), style))
+    written = Text.assemble((for_terminal(title), "bold"), "  " if title else "", (for_terminal(text, "\n\t"), style))
     if console.options.ascii_only:
         written.plain = in_ascii(written.plain)
     console.print(written, soft_wrap=not wrapped)
@@ -65,11 +65,15 @@ class RunConsole(Console):
             self._leave(f"the output cannot be written any more ({error.strerror})")
 
     def _leave(self, why: str) -> None:
-        """Write to nowhere from now on; so does all else that would be printed, and what is left at Python's end."""
+        """Write to nowhere from now on. If it wrote to the process's output, so does all else that would be printed,
+        and what is left at Python's end.
+        """
         self.quiet = True
         del self._buffer[:]
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
+        with suppress(OSError, ValueError, AttributeError):  # a stream of Python's own has no descriptor
+            if self.file.fileno() == 1:
+                os.dup2(nowhere, 1)
         try:
             # Past rich, whose bar puts itself in the place of standard error.
             os.write(2, os.fsencode(f"birthmark: {why}; the run goes on, its log is {self._log_file}\n"))
@@ -80,7 +84,7 @@ class RunConsole(Console):
 
 def print_written(what: str, path: Path) -> None:
     """Tell the user the path of a written file, beside the output of the command."""
-    Console(stderr=True).print(printable(f"{what}: {path}"), highlight=False, soft_wrap=True, markup=False)
+    Console(stderr=True).print(for_terminal(f"{what}: {path}"), highlight=False, soft_wrap=True, markup=False)
 
 
 def print_picture(path: Path) -> None:

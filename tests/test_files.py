@@ -17,7 +17,16 @@ from safetensors.numpy import save_file
 
 import birthmark
 from birthmark.errors import RunError, UsageError
-from birthmark.files import check_no_holes, check_tensor_file, csv_text, make_folder, reason_of, user_path, write_text
+from birthmark.files import (
+    check_no_holes,
+    check_tensor_file,
+    csv_text,
+    for_terminal,
+    make_folder,
+    reason_of,
+    user_path,
+    write_text,
+)
 
 PROGRAM = """
 import json, os, shutil, signal, sys, time
@@ -317,3 +326,12 @@ def test_tensors_are_as_long_as_their_header_and_the_file_beside_it_say(tmp_path
             file.write(length.to_bytes(8, "little"))
         with pytest.raises(RunError, match=rf"damaged \(its header: .*{words}" if length != 8 else words):
             check_tensor_file(path)
+
+
+def test_a_terminal_gets_all_of_a_text_but_what_it_would_obey():
+    """Persian has zero-width joints, French a narrow space before signs, Japanese a wide one; a file may have CRLF."""
+    text = "می\u200cخواهم 1\u202f000 € 語\u3000語 soft\xadhyphen 👨\u200d👩\u200d👧\r\n"
+    assert for_terminal(text) == text
+    obeyed = "\x1b]52;c;QQ\x07 \x9b2J \u202e \u2066 \r \t \x7f \ud800 \u2028"
+    assert for_terminal(obeyed) == obeyed.encode("unicode_escape", "surrogatepass").decode()
+    assert for_terminal("a\tb\n", "\n\t") == "a\tb\n"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import Namespace
 
 from ...errors import RunError, UsageError
-from ...files import one_line, printable, reason_of
+from ...files import for_terminal, one_line, reason_of
 from ...measure.records import RunDir
 from ...trainer.config_parser import Parser
 from ...urls import hide_credentials
@@ -157,7 +157,7 @@ def _export(options: Namespace) -> int:
             f"transformers {importlib.metadata.version('transformers')}, installed here, has no {layout.model_type}: "
             "a later one opens it, or export with --own_code"
         )
-    print(printable("\n".join([options.out, *notes])))
+    print(for_terminal("\n".join([options.out, *notes])))
     return 0
 
 

@@ -9,14 +9,12 @@ from itertools import chain
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...files import printable
+from ...files import for_terminal
 from ...schema import SEEDS, outside
 from ...trainer.config_parser import Parser
 from ..options import add_model, add_trust, tell
 
 SUMMARY = "Let a model continue a text."
-#: Characters of a text's layout, which are printed as they are: Python does not count them as printable.
-_LAYOUT = "\n\t\xa0\u3000"
 
 
 def add_options(parser: Parser) -> None:
@@ -39,9 +37,12 @@ def run(options: Namespace) -> int:
     parts = _continuation(options)
     first = next(parts, "")  # a command that fails prints nothing
     print(options.prompt, end="")
+    held = ""
     for part in chain([first], parts):
-        print(printable(part, _LAYOUT), end="", flush=True)
-    print(flush=True)
+        text = held + part
+        held = "\r" * text.endswith("\r")  # the end of its line may follow
+        print(for_terminal(text.removesuffix(held), "\n\t"), end="", flush=True)
+    print(for_terminal(held), flush=True)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...files import printable
+from ...files import for_terminal
 from ...trainer.config_parser import Parser
 from ..options import MODEL_NAMES, WRONG, add_json, check_seed
 
@@ -58,5 +58,5 @@ def run(options: Namespace) -> int:
     if options.json:
         print_json(as_json(found))
     else:
-        print(printable("\n".join(lines(found))), flush=True)
+        print(for_terminal("\n".join(lines(found))), flush=True)
     return 0 if found.holds else WRONG

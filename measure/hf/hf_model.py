@@ -214,6 +214,8 @@ class HFModel(nn.Module):
         self._type = config.model_type or whole.model_type
         self._places = places_of(self._type, config)
         self.__dict__["decoder"] = self.model.get_decoder()  # once among the modules is enough
+        if not isinstance(getattr(self.embeddings, "weight", None), Tensor):
+            raise self._refusal("it has no one table of token embeddings")
         head = self.model.get_output_embeddings()
         if head is None:
             raise self._refusal("it has no language-model head")
@@ -559,7 +561,8 @@ def _linear_map(module: nn.Module, transposed: bool) -> Tensor:
         whole = {name: full_tensor(x) for name, x in parameters.items() if isinstance(x, DTensor)}
         dtypes = {x.dtype for x in parameters.values()} & _DTYPES
         dtype, width = min(dtypes, key=lambda of: of.itemsize, default=torch.float32), _input_width(module, transposed)
-        device = next(itertools.chain(parameters.values(), module.buffers())).device
+        # Some quantised maps hold neither; they are for the CPU.
+        device = next((x.device for x in itertools.chain(parameters.values(), module.buffers())), torch.device("cpu"))
 
         def outputs(x_ND: Tensor) -> Tensor:
             found: Tensor = torch.func.functional_call(module, whole, (x_ND,))

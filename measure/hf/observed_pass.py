@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -104,8 +105,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     rescaled: dict[Any, Any] = {m: m.layers_are_rescaled for m in modes if hasattr(m, "layers_are_rescaled")}
     model.eval()
     try:
-        # A module compiled in place would compile hooks and the replaced attention too, or leave them out.
-        with torch.compiler.set_stance("force_eager"):
+        # A module compiled in place would compile hooks and the replaced attention too, or leave them out. Where
+        # nothing has compiled, the compiler is not imported for this: that takes a second.
+        is_loaded = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
             yield
     finally:
         for module, was in rescaled.items():

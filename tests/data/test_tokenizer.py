@@ -2,6 +2,7 @@ import base64
 import json
 import pickle
 import random
+import string
 
 import numpy as np
 import pytest
@@ -231,6 +232,9 @@ TEMPLATE = processors.TemplateProcessing(" ".join(["$A"] * 16), None, [])
 BOMBS = {
     "normalizer": with_steps(normalizer=chained(normalizers)),
     "nested": with_steps(normalizer=normalizers.Sequence([normalizers.NFC(), chained(normalizers)])),
+    "by turns": with_steps(
+        normalizer=normalizers.Sequence([normalizers.Replace("a", 16 * "b"), normalizers.Replace("b", 16 * "a")] * 4)
+    ),
     "prepend": with_steps(normalizer=normalizers.Sequence([normalizers.Prepend("aaa")] * 9)),
     "regex": with_steps(normalizer=normalizers.Sequence([normalizers.Replace(Regex("(?=a)"), "aa")] * 9)),
     "decoder": with_steps(decoder=chained(decoders)),
@@ -288,6 +292,12 @@ USUAL = {
             "<|endoftext|> $A <|endoftext|>", "$A <|endoftext|> <|endoftext|> $B", [(END_OF_TEXT, 0)]
         ),
         "decoder": decoders.Metaspace(),
+    },
+    "marks of case": {
+        "normalizer": normalizers.Sequence([normalizers.Replace(c, f"^{c.lower()}") for c in string.ascii_uppercase])
+    },
+    "one dash": {
+        "normalizer": normalizers.Sequence([normalizers.Replace(Regex(f"[–—{c}]"), "-") for c in "‐‑‒―−﹣－~∼⁓〜⸺"])
     },
     "BERT": {
         "normalizer": normalizers.BertNormalizer(),

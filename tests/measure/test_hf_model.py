@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch import nn
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
@@ -154,6 +155,10 @@ def test_what_cannot_be_measured_is_refused_by_name(their_model, monkeypatch):
     with pytest.raises(UsageError, match=r"^MBartForConditionalGeneration is an encoder and a decoder, .*ForCausalLM"):
         HFModel(transformers.MBartForConditionalGeneration(mbart))
     assert measure(HFModel(transformers.MBartForCausalLM(mbart)), PROBE).scalars["preference_ratio"] > 1
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "ffn_dim": 16, "vocab_size": 9}
+    music = transformers.MusicgenDecoderConfig(**sizes, num_codebooks=2)
+    with pytest.raises(UsageError, match=r"\(it has no one table of token embeddings\)"):
+        HFModel(transformers.MusicgenForCausalLM(music))
     renamed = their_model("llama")
     for block in renamed.model.layers:
         block.attention = block.self_attn
@@ -163,6 +168,27 @@ def test_what_cannot_be_measured_is_refused_by_name(their_model, monkeypatch):
     monkeypatch.setattr("birthmark.measure.hf.observed_pass._LEAST", (99, 1))
     with pytest.raises(UsageError, match=r"^measuring a LlamaForCausalLM needs transformers 99\.1 or later, and this"):
         HFModel(their_model("llama"))
+
+
+class Packed(nn.Module):
+    """Linear map whose weight is no tensor of the module, as dynamic quantisation packs it away."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.in_features, self.out_features, self.held = linear.in_features, linear.out_features, [linear.weight]
+
+    def forward(self, x):
+        return x @ self.held[0].T
+
+
+def test_a_map_without_parameters_or_buffers_is_read_too(their_model):
+    packed = their_model("llama")
+    for block in packed.model.layers:
+        block.mlp.gate_proj = Packed(block.mlp.gate_proj)
+    found, whole = (
+        measure(HFModel(model), PROBE).arrays["neuron_gate_norm"] for model in (packed, their_model("llama"))
+    )
+    np.testing.assert_allclose(found, whole, rtol=1e-6)
 
 
 def test_an_attention_that_is_not_what_was_observed_is_refused(their_model):

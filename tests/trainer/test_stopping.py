@@ -49,6 +49,26 @@ def test_a_run_outlives_the_reader_of_its_output(tiny, tmp_path, python, output,
     assert whole.metrics_csv.is_file()
 
 
+def test_a_console_that_fails_takes_no_other_output_with_it(tmp_path, python):
+    """A stream of Python's own, as a notebook's, is not the process's output."""
+    program = """if True:
+        import contextlib, errno, io, os
+        from pathlib import Path
+        from birthmark.report.terminal import RunConsole
+        class Full(io.TextIOBase):
+            def write(self, text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with contextlib.redirect_stdout(Full()):
+            console = RunConsole(Path("run/metrics.jsonl"))
+            console.print("lost")
+            console.print("quiet")
+        print("heard")
+    """
+    done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    said = "birthmark: the output cannot be written any more (No space left on device); the run goes on, its log is"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "heard\n", f"{said} run/metrics.jsonl\n")
+
+
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_signals_end_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(tiny, tmp_path, first, python):
     long = {"trainer.max_steps": 100000, "trainer.checkpoint_every": 100000, "optim.schedule": "constant"}

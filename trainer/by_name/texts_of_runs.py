@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.config import DataConfig
+from ...data.config import DataConfig, is_remote
 from ...data.prepare import PreparedData, prepare
 from ...data.probes import passage_probe
 from ...data.tokenizer import TextTokenizer
@@ -37,6 +37,8 @@ def data_of_run(name: str, run: Path, seq_len: int | None = None, *, trained_her
     config, born = read_config(RunDir(run).config), RunDir(run).read_birth()
     settings = config.data
     if not trained_here:
+        if is_remote(settings.tokenizer) and (kept := RunDir(run).tokenizer).is_file():
+            settings = replace(settings, tokenizer=str(kept))
         if settings.fetched:
             raise UsageError(
                 f"{name}: its text is {one_line(settings.fetched[0], 80)}, and for a run that is only read nothing is "

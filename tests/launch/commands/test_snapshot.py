@@ -209,7 +209,7 @@ def test_a_run_of_others_decides_neither_where_is_written_nor_which_host_is_call
         server.setblocking(False)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/notes.txt"
         for changes in (
-            {"path": url}, {"path": ["text", url]}, {"tokenizer": url}, {"decontaminate": url}, {"path": "hf:a/b"},
+            {"path": url}, {"path": ["text", url]}, {"decontaminate": url}, {"path": "hf:a/b"},
             {"path": "stdlib", "sources": [SourceConfig("text"), SourceConfig(url)]},
             {"val_path": url},
         ):  # fmt: skip
@@ -218,6 +218,8 @@ def test_a_run_of_others_decides_neither_where_is_written_nor_which_host_is_call
                 data_of_run("run", run.path)
         assert main(["snapshot", str(run.path), *PROBE]) == 0
         assert "random tokens alone, not text" in capsys.readouterr().err
+        sent(tokenizer=url)  # the run keeps its own copy
+        assert data_of_run("run", run.path).record["tokenizer_hash"] == run.read_birth()["data"]["tokenizer_hash"]
         with pytest.raises(BlockingIOError):
             server.accept()
 
