@@ -144,9 +144,10 @@ def test_weights_of_rows_that_do_not_sum_to_one_are_drawn_as_shares_of_their_row
     shares = {"sink_mass_normalised": 0.15, "sink_mass_normalised_max": 0.18, "sink_rate_normalised": 0.5}
     (run,) = read_runs([make_run(tmp_path / "run", steps=STEPS, **scalars, **shares)])
     rng = np.random.default_rng(1)
-    for snapshot in run.snapshots:
-        for name in ("sink_mass", "importance", "n_eff"):
-            snapshot.arrays[f"{name}_normalised"] = rng.random(snapshot.arrays[name].shape)
+    for i, snapshot in enumerate(run.snapshots):
+        names = ("sink_mass", "importance", "n_eff")
+        shares_by_head = {f"{name}_normalised": rng.random(snapshot.arrays[name].shape) for name in names}
+        run.snapshots[i] = dataclasses.replace(snapshot, arrays={**snapshot.arrays, **shares_by_head})
     last = run.snapshots[-1].arrays
     panels = {panel.id: panel for panel in panels_of_runs([run], BIRTH)["sink"]}
     curve, blocks = [series for series in panels["sink-mass"].series if series.look != "control"]
@@ -191,8 +192,9 @@ def test_tables_show_shares_of_rows_that_do_not_sum_to_one(make_run, tmp_path, c
     assert "0.150" in found
     assert "40.000" not in found
     snapshot = run.snapshots()[-1]
-    snapshot.arrays["n_eff"] *= 1e9
-    snapshot.arrays["n_eff_normalised"] = np.full_like(snapshot.arrays["n_eff"], 7.25)
+    n_eff = snapshot.arrays["n_eff"]
+    raw_and_shares = {"n_eff": 1e9 * n_eff, "n_eff_normalised": np.full_like(n_eff, 7.25)}
+    snapshot = dataclasses.replace(snapshot, arrays={**snapshot.arrays, **raw_and_shares})
     columns = [column.title for column in _table(snapshot).columns]
     assert [title for title in columns if title.startswith("n_eff")] == ["n_eff\nat T\nof row"]
     assert layers(snapshot)[-1]["n_eff"] > 1e9
