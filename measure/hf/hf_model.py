@@ -219,9 +219,11 @@ class HFModel(nn.Module):
         head = self.model.get_output_embeddings()
         if head is None:
             raise self._refusal("it has no language-model head")
-        self._blocks = _blocks(self.decoder, config.num_hidden_layers)
+        # The decoder of a family with encoders has sizes of its own; the plain names are the encoder's.
+        n_blocks = getattr(config, "decoder_layers", config.num_hidden_layers)
+        self._blocks = _blocks(self.decoder, n_blocks)
         if not self._blocks:
-            raise self._refusal(f"no list of {config.num_hidden_layers} blocks in it")
+            raise self._refusal(f"no list of {n_blocks} blocks in it")
         devices = {str(where) for where in getattr(self.model, "hf_device_map", {}).values()} - {"cpu", "disk", "meta"}
         if len(devices) > 1:
             raise UsageError(
@@ -463,7 +465,8 @@ def _blocks(decoder: nn.Module, n_layers: int) -> list[nn.Module]:
 
 
 def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: FamilyPlaces | None) -> HFConfig:
-    n_heads, d_model = getattr(config, "num_attention_heads", 1), config.hidden_size
+    n_heads = getattr(config, "decoder_attention_heads", getattr(config, "num_attention_heads", 1))
+    d_model = config.hidden_size
     try:
         head_dim = getattr(config, "head_dim", None)
     except RuntimeError as error:  # the library's, for a field that differs from block to block

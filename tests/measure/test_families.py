@@ -211,8 +211,9 @@ _GRANITE = _SMALL | {
     "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24,
     "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "layer_types": ["mamba"] * 3,
 }  # fmt: skip
+#: The encoder, which the decoder alone lacks, has other sizes.
 _BART = _SMALL | {
-    "d_model": 32, "encoder_layers": 3, "encoder_attention_heads": 4, "decoder_layers": 3,
+    "d_model": 32, "encoder_layers": 4, "encoder_attention_heads": 2, "decoder_layers": 3,
     "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
 }  # fmt: skip
 _MAMBA_2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
