@@ -12,7 +12,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from ..findings.formatting import format_value
 from ..measure.records import Snapshot
-from ..metrics.quantities import LOGGED, MEASURED, over_training, shown_name
+from ..metrics.quantities import LOGGED, MEASURED, is_shown, over_training
 from ..metrics.quantity import Quantity
 from ..time_left import Pace, duration
 from .evaluation import Evaluation
@@ -29,7 +29,7 @@ def _figures(snapshot: Snapshot) -> list[str]:
     """Write the scalars that the table of snapshots shows on a terminal; on text, where that has a column too."""
     found, text = [], snapshot.summary.get("bias_text", {})
     for quantity, shown in over_training(MEASURED.values()):
-        if shown_name(quantity.name, snapshot.bias) != quantity.name:
+        if not is_shown(quantity.name, snapshot.bias):
             continue
         if shown.text_heading and quantity.name in text:
             found.append(_named(quantity, text[quantity.name], shown.text_heading))

@@ -337,7 +337,7 @@ class DataConfig:
         return [self.val_path] if isinstance(self.val_path, str) else self.val_path or []
 
     @property
-    def fetched(self) -> list[str]:
+    def remote_entries(self) -> list[str]:
         """URLs and sets of the hub among all that it reads."""
         texts = [] if self.decontaminate is None else DataConfig(path=self.decontaminate).entries
         validation = [entry for source in self.each().values() for entry in source.val_entries]

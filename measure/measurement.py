@@ -21,7 +21,7 @@ from ..models.tensor_shards import reshard
 from .builtin_metrics import OBSERVED, ObservedBirth, ObservedPreference, builtin_metrics
 from .config import AttentionWeights
 from .hf import HFModel
-from .hf.observed_pass import evaluating, refusing
+from .hf.observed_pass import evaluating
 from .observed_metrics import Arrays, BirthReference, MetricSource, Scalars, Setting
 from .passes import (
     Batches,
@@ -113,7 +113,7 @@ def look(model: HFModel, seq_len: int) -> None:
     Raises:
         UsageError: the model cannot be measured.
     """
-    with refusing(model.model), evaluation_mode(model), read_weights(KeySummer):
+    with evaluation_mode(model), read_weights(KeySummer):
         model.unseen(seq_len)
 
 

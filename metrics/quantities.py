@@ -27,6 +27,7 @@ __all__ = [
     "SHARES",
     "Link",
     "by_block",
+    "is_shown",
     "over_training",
     "quantities_of",
     "shown_name",
@@ -96,6 +97,12 @@ def shown_name(name: str, measured: Container[str], prefix: str = "") -> str:
     """
     share = prefix + SHARES.get(name, name)
     return share if share in measured else prefix + name
+
+
+def is_shown(key: str, measured: Container[str]) -> bool:
+    """Return False for raw weights beside the same as a share of their row, also of a text probe (``text_…``)."""
+    prefix = "text_" if key.startswith("text_") else ""
+    return shown_name(key.removeprefix(prefix), measured, prefix) == key
 
 
 def quantities_of(summary: Mapping[str, Any]) -> dict[str, Quantity]:

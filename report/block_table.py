@@ -10,10 +10,9 @@ from ..files import printable, strict
 from ..findings.formatting import format_value
 from ..findings.run_history import PROBES, RunHistory
 from ..measure.records import Snapshot
-from ..metrics.quantities import MEASURED, by_block
+from ..metrics.quantities import MEASURED, by_block, is_shown
 from ..metrics.quantity import Column, Quantity
 from ..models.exchange.gguf_header import kinds_in_words
-from .snapshot_table import is_shown
 from .table import Column as TableColumn
 from .table import Table
 from .terminal import say

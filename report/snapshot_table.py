@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from ..findings.formatting import format_value, in_prose
 from ..findings.run_history import RunHistory, declared_quantities, read_runs, row_key
 from ..measure.records import RunDir
-from ..metrics.quantities import LOGGED, MEASURED, over_training, shown_name
+from ..metrics.quantities import LOGGED, MEASURED, is_shown, over_training
 from ..metrics.quantity import Quantity
 from .pictures.panels import evenly_spaced
 from .table import Cell, Column, Table, broken
@@ -144,12 +144,6 @@ def _in_a_line(history: RunHistory) -> str:
     losses = ((name, values[-1]) for name in ("val/loss", "train/loss") if (values := history.series(name)[1]))
     loss = next((f", {name.replace('/', ' ')} {in_prose(value)}" for name, value in losses), "")
     return f"{history.folder.path}: {n:,} snapshot{'s' * (n != 1)}, step {step:,}{loss}"
-
-
-def is_shown(key: str, measured: Container[str]) -> bool:
-    """Return False for raw weights beside the same as a share of their row."""
-    prefix = "text_" if key.startswith("text_") else ""
-    return shown_name(key.removeprefix(prefix), measured, prefix) == key
 
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[ScalarColumn]:

@@ -108,7 +108,7 @@ def test_names_of_strangers_reach_no_terminal_as_they_are(suite, capsys, tmp_pat
 
 
 def test_the_colours_of_a_terminal_stay(monkeypatch):
-    """What rich adds to a text is not the text's."""
+    """Colours that rich adds to a text are no part of the text."""
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=60)
     say(console, "a\x1b[2J\tb", style="red")
     Table([Column("name", "name")], [[Cell("c\x1b[2J", look="green")]]).print(console)

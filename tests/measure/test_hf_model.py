@@ -227,7 +227,7 @@ def _assert_maps_and_figures(model, expected):
 @pytest.mark.parametrize("how", [{}, {"use_dora": True}])
 @pytest.mark.parametrize("name", ["gpt2", "phi3"])
 def test_adapted_maps_are_those_of_the_merged_model(name, how, their_names, their_model, family_model):
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason="the adapters are its own: pip install peft")
     base = their_model(name) if name in their_names else family_model(name)
     options = {"target_modules": "all-linear", "lora_dropout": 0.5, "init_lora_weights": False}
     options["fan_in_fan_out"] = name == "gpt2"

@@ -125,7 +125,7 @@ def test_a_snapshot_comes_back_as_it_was(tmp_path):
 
 
 def test_snapshots_of_a_run_take_the_memory_of_the_arrays_in_use(tmp_path):
-    """Of 20 snapshots of 1 MB; values are those that safetensors reads."""
+    """Twenty snapshots of 1 MB; values are those that safetensors reads."""
     run = RunDir(tmp_path)
     for step in range(20):
         arrays = {f"a{i}": np.full((2, 1 << 14), i + step, dtype=np.float32) for i in range(8)}

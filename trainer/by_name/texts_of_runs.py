@@ -39,9 +39,9 @@ def data_of_run(name: str, run: Path, seq_len: int | None = None, *, trained_her
     if not trained_here:
         if is_remote(settings.tokenizer) and (kept := RunDir(run).tokenizer).is_file():
             settings = replace(settings, tokenizer=str(kept))
-        if settings.fetched:
+        if remote := settings.remote_entries:
             raise UsageError(
-                f"{name}: its text is {one_line(settings.fetched[0], 80)}, and for a run that is only read nothing is "
+                f"{name}: its text is {one_line(remote[0], 80)}, and for a run that is only read nothing is "
                 "fetched; give text, --data PATH"
             )
         settings = replace(settings, cache_dir=DataConfig.cache_dir, stage_to=DataConfig.stage_to)
