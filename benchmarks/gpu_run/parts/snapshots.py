@@ -13,6 +13,7 @@ from device import Peak, in_turn, release
 from libraries import drawn
 from snapshot_cost import Shape, passes
 
+from birthmark.kernel_devices import runs_triton
 from birthmark.measure.passes import sequences_of_pass
 from birthmark.metrics.dominance import each_at_once, symmetric_eigenvalues
 from birthmark.models.attention.fused import weight_sums
@@ -74,7 +75,8 @@ def _cost(sized: Sized, n_sequences: int, seq_len: int, setting: Setting) -> Ite
 
 def _eigenvalues(sized: Sized, setting: Setting) -> Iterator[dict[str, Any]]:
     """Time the eigenvalues of all places without a pass beside them: on streams, as snapshots solve them; one by one;
-    by one call, for which torch has another solver from 2.12 on (its pull request 175403); and on the host's cores.
+    by one call, for which torch has another solver from 2.12 on (its pull request 175403); on the host's cores; and by
+    one program for each matrix, which leaves most of the GPU to a pass.
     """
     config = sized.config(16)
     n_places, width = config.n_layers + 1, config.d_model
@@ -87,6 +89,10 @@ def _eigenvalues(sized: Sized, setting: Setting) -> Iterator[dict[str, Any]]:
         "by one call": lambda: torch.linalg.eigvalsh(moments),
         "on the host": lambda: each_at_once(symmetric_eigenvalues, moments.cpu(), _ON_STREAMS),
     }
+    if runs_triton(moments):
+        from ..eigenvalues_kernel import eigenvalues
+
+        ways["by one program each"] = lambda: each_at_once(eigenvalues, moments, _ON_STREAMS)
     wanted = torch.stack(ways["on streams"]())
     for name, found in in_turn(ways, setting.device, setting.rounds, 1).items():
         off = (torch.stack(tuple(ways[name]())).to(wanted.device) - wanted).abs().max()
