@@ -99,12 +99,27 @@ class BackCopy:
     def next_token_entropy(self) -> np.ndarray:
         """Return the exact entropy of the token after each token, in nats, float64 ``[vocab_size]``; 0 after triggers.
 
-        Its mean over a batch's inputs is the loss of a perfect model on that batch.
+        Its mean over a batch's inputs is the expected loss of a perfect model behind these inputs; :meth:`least_losses`
+        are its losses on the tokens that were drawn.
         """
         entropy_V = np.zeros(self.vocab_size)
         entropy_V[BOS] = np.log(self.vocab_size - _FIRST_ORDINARY)
         entropy_V[_FIRST_ORDINARY:] = -(self._probabilities * np.log(self._probabilities)).sum(1)
         return entropy_V
+
+    def least_losses(self, samples_NS: np.ndarray) -> np.ndarray:
+        """Return a perfect model's losses on samples: −ln p of each token behind the first, in nats, float64 ``[N, S −
+        1]``; 0 after triggers.
+        """
+        before_NT, after_NT = samples_NS[:, :-1], samples_NS[:, 1:]
+        p_NT = np.ones(before_NT.shape)
+        p_NT[before_NT == BOS] = 1 / (self.vocab_size - _FIRST_ORDINARY)
+        # A sample at a time: rows of the table for every token of a batch take 67 times its memory.
+        for p_T, before_T, after_T in zip(p_NT, before_NT, after_NT, strict=True):
+            drawn_T = before_T >= _FIRST_ORDINARY
+            rows = before_T[drawn_T] - _FIRST_ORDINARY
+            p_T[drawn_T] = self._probabilities[rows].sum(1, where=self._successors[rows] == after_T[drawn_T, None])
+        return -np.log(p_NT)
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
         """Return samples ``first_sample`` to ``first_sample + n``: int64 ``[n, seq_len + 1]``."""

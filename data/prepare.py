@@ -348,6 +348,7 @@ def _prepare_backcopy(config: DataConfig, vocab_size: int, seq_len: int) -> Prep
         "vocab_size": vocab_size,
         "bytes_per_token": None,
         "trigger_share": float(np.isin(inputs, backcopy.TRIGGERS).mean()),
+        # The expected one, which depends less on the samples than the least loss on them.
         "optimal_loss": float(val.next_token_entropy()[inputs].mean()),
         "unigram_entropy": unigram_cross_entropy(*counts),
     }

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from ..data.backcopy import BackCopy, trigger_mask
@@ -39,7 +38,7 @@ def backcopy_scores(model: Decoder, task: BackCopy, n_samples: int, batch_size: 
     inputs_NT = samples_NT[:, :-1]
     copies = torch.stack([one.is_likeliest for one in scores])[trigger_mask(torch.from_numpy(inputs_NT))]
     loss = -float(torch.stack([one.log_probs for one in scores]).mean())
-    least = float(np.mean(task.next_token_entropy()[inputs_NT]))
+    least = float(task.least_losses(samples_NT).mean())
     return {"copy_accuracy": float(copies.double().mean()), "excess_loss": loss - least}
 
 

@@ -60,11 +60,14 @@ def test_entropy_is_that_of_the_table():
     assert entropy_V[4:].mean() < 0.75 * np.log(63)
 
 
-def test_optimal_loss_is_the_log_probability_of_the_text():
-    source = BackCopy(64, 64, data_seed=0, split="val")
-    batch = source.batch(0, 1000)
-    table = np.stack([source.next_token_probabilities(t) if t not in TRIGGERS else np.ones(64) for t in range(64)])
+@pytest.mark.parametrize(("vocab_size", "bos"), [(64, True), (8, True), (200, False)])
+def test_least_losses_are_the_log_probabilities_of_the_text(vocab_size, bos):
+    source = BackCopy(vocab_size, 64, data_seed=0, split="val", bos=bos)
+    batch, copied = source.batch(0, 1000), np.ones(vocab_size)
+    table = np.stack([copied if t in TRIGGERS else source.next_token_probabilities(t) for t in range(vocab_size)])
     nll = -np.log(table[batch[:, :-1], batch[:, 1:]])
+    np.testing.assert_allclose(source.least_losses(batch), nll, rtol=1e-12)
+    # Entropies are what these losses are on average.
     expected = source.next_token_entropy()[batch[:, :-1]]
     assert (nll - expected).mean() == pytest.approx(0, abs=5 * nll.std() / np.sqrt(nll.size))
 

@@ -126,10 +126,12 @@ def test_the_backcopy_score_tells_copies_from_guesses():
 
     perfect = backcopy_scores(Perfect(True), task, 200, 64)
     assert perfect["copy_accuracy"] == 1
-    assert abs(perfect["excess_loss"]) < 0.05
+    assert abs(perfect["excess_loss"]) < 1e-5
     guessing = backcopy_scores(Perfect(False), task, 200, 64)
     assert guessing["copy_accuracy"] < 0.2
-    assert guessing["excess_loss"] > 0.2
+    # An even guess among all 24 tokens after each trigger, and nothing else, is worse.
+    triggers = np.isin(task.batch(0, 200)[:, :-1], TRIGGERS).mean()
+    assert guessing["excess_loss"] == pytest.approx(triggers * np.log(24), abs=1e-5)
 
 
 # ---------------------------------------------------------------- in a run
