@@ -59,8 +59,7 @@ class Difference(WeightedSum):
         if self.reader is not None:
             for start, stop in query_blocks(scores.q_BHTK.shape[2]):
                 block, seen = scores.block(start, stop)
-                for part in _of_pairs(block.masked_fill(~seen, -torch.inf)):
-                    self.reader.read_scores(EVERYTHING, part)
+                self.reader.read_scores(EVERYTHING, block.masked_fill(~seen, -torch.inf))
                 self.reader.read(EVERYTHING, start, self.rows(start, stop))
 
     @override

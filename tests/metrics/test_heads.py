@@ -17,7 +17,7 @@ from birthmark.models.config import ModelConfig
 
 N, T, V = 7, 48, 40  # more positions than a block of queries has on a CPU: its buffer is used twice
 TOKENS = torch.randint(0, V, (N, T), generator=torch.Generator().manual_seed(1))
-ARMS = {name: AttentionConfig(normaliser=name) for name in ("softmax_off_by_one", "sigmoid")}
+ARMS = {name: AttentionConfig(normaliser=name) for name in ("softmax_off_by_one", "sigmoid", "differential")}
 ARMS["window"] = AttentionConfig(window=6)
 
 
@@ -52,7 +52,7 @@ def test_norms_entropy_logits_and_sinks_are_those_of_whole_matrices(arm, batch_s
     queries, judged = np.arange(T, 0, -1), T - T // 4 + 1
     for layer, (k, v, scores, weights) in seen.items():
         at = layer - 1
-        share = weights / weights.sum(-1, keepdims=True)
+        share = abs(weights) / abs(weights).sum(-1, keepdims=True)
         with np.errstate(divide="ignore", invalid="ignore"):
             entropy = -np.where(share > 0, share * np.log(share), 0).sum(-1)
         np.testing.assert_allclose(a["attention_entropy"][at], entropy.mean((0, 2)), rtol=1e-5)
