@@ -135,8 +135,8 @@ class KeyValueNorms(AdditiveMetric):
             layer: the layer.
             k_BHTK: keys as they enter the scores.
             v_BHTK: values.
-            importance_BHT: importance of every key, from weights divided by their row's sum; the largest is each head's
-                sink.
+            importance_BHT: importance of every key, from weights divided by their row's sum; the largest among keys
+                that at least a quarter of the queries see is each head's sink.
         """
         self.keep(layer, channel_norms(k_BHTK), channel_norms(v_BHTK), importance_BHT[..., : self.n_judged])
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .summed_metrics import AdditiveMetric
 
-#: The logarithm of a weight costs as much as the softmax: so many queries of a sequence tell a head's entropy.
+#: The logarithm of a weight costs as much as the softmax: at most so many queries of a sequence tell its entropy.
 _ENTROPY_QUERIES = 64
 _TINY = 1e-30
 

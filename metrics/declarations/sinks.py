@@ -197,8 +197,8 @@ KEY_VALUE_NORMS = (
         _per_head(
             f"{kind}_norm_sink",
             label=f"{kind} norm of the sink over the others'",
-            definition=f"Mean norm of the {kind} that gets most attention in each sequence and head over that of the "
-            f"other {several} (definitions §13).",
+            definition=f"Mean norm of the {kind} that gets most attention in each sequence and head, among those that "
+            f"a quarter of the queries see, over that of the other {several} (definitions §13).",
             scale="log",
             scalar="mean",
             control=1.0,
@@ -217,8 +217,8 @@ HEAD_ENTROPY = (
     ),
     _per_head(
         "attention_entropy",
-        definition="Mean entropy of a query's weights over their row's sum, over sequences and queries "
-        "(definitions §13).",
+        definition="Mean entropy of a query's weights over their row's sum, over sequences and queries, of which "
+        "at most 64 are taken, evenly spaced (definitions §13).",
         unit="nats",
         symbol="entropy",
         scalar="mean",
@@ -228,7 +228,8 @@ HEAD_ENTROPY = (
     _per_head(
         "largest_logit",
         label="largest attention logit",
-        definition="Largest score of any query on a key that it sees, scaled, before the softmax (definitions §13).",
+        definition="Largest score of any query of the head on a key that it sees, scaled, before the softmax "
+        "(definitions §13).",
         format=".3g",
         per_block="max",
         scalar="max",
