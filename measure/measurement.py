@@ -169,7 +169,8 @@ def measure(
         attention_weights: way of reading them (``SnapshotConfig``).
 
     Raises:
-        UsageError: one of your metrics is not a metric, or attention weights cannot be read this way on this machine.
+        UsageError: the probe's sequences have one position, one of your metrics is not a metric, or attention weights
+            cannot be read this way on this machine.
         RunError: the model gives NaN or inf, or states whose squares are inf (names the first place in the pass); or
             one of your metrics fails, or changes the model.
     """

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from .summed_metrics import AdditiveMetric
 
 #: The logarithm of a weight costs as much as the softmax: at most so many queries of a sequence tell its entropy.
@@ -274,7 +275,7 @@ class AttentionSinks(AdditiveMetric):
     ) -> None:
         super().__init__()
         if seq_len < 2:
-            raise ValueError(f"seq_len is {seq_len}: a sink needs at least one query after position 0")
+            raise UsageError(f"the probe has {seq_len} positions: give at least 2")
         self.epsilon, self.grid, self.seq_len = epsilon, tuple(grid), seq_len
         # On the device once, not for every batch.
         epsilons = torch.tensor((epsilon, *self.grid), dtype=torch.float64)

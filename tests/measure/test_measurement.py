@@ -452,3 +452,8 @@ def test_a_device_without_float64_is_refused():
         evaluation_mode(SimpleNamespace(device=torch.device("mps"))),
     ):
         pytest.fail("it was evaluated")
+
+
+def test_sequences_of_one_position_are_refused():
+    with pytest.raises(UsageError, match="the probe has 1 positions: give at least 2"):
+        measure(born(CONFIG, 0), PROBE[:, :1])
