@@ -1,4 +1,5 @@
-"""Stop of a run on request, at the next optimizer step with everything saved: Ctrl-C, SIGTERM, or SLURM's SIGUSR1.
+"""Stop of a run on request, at the next optimizer step with everything saved: Ctrl-C, SIGTERM, SLURM's SIGUSR1, or the
+SIGHUP of a terminal that is gone.
 
 One request is often several signals: DeepSpeed's launcher sends SIGTERM after the terminal's SIGINT; torchrun and SLURM
 may both send SIGTERM to one process. All of them are one stop. Only a second Ctrl-C, after a pause, means at once.
@@ -17,8 +18,8 @@ import lightning as L
 from ..measure.ranks import begin_max_over_ranks, world_size
 from .milestones import StepCallback
 
-# SLURM is asked to send SIGUSR1 before a job's time is over; Windows lacks it.
-_STOPS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1")]
+# SLURM is asked to send SIGUSR1 before a job's time is over. Windows lacks it, and SIGHUP.
+_STOPS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")]
 
 _Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
@@ -56,7 +57,9 @@ class StopOnSignal(StepCallback):
 
     def listen(self) -> AbstractContextManager[None]:
         """Listen for signals within the context, around the training and its closing."""
-        return _handled_by(self._handle, _STOPS)
+        # nohup ignores SIGHUP, so that a run outlives its terminal.
+        kept = [number for number in _STOPS if number.name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN]
+        return _handled_by(self._handle, [number for number in _STOPS if number not in kept])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take SIGTERM back from Lightning, whose handler joins a collective at any point of the process."""

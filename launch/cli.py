@@ -62,11 +62,12 @@ def _run(arguments: Sequence[str]) -> int:
 def _ignore_stops() -> None:
     """Ignore further stop signals, so that the exit status is that of the finished work.
 
-    Python takes a moment to end, and launchers may ask for a stop once more meanwhile. SLURM sends SIGUSR1, which
-    Windows lacks.
+    Python takes a moment to end, and launchers may ask for a stop once more meanwhile, or the terminal may go. SLURM
+    sends SIGUSR1. Windows lacks it, and SIGHUP.
     """
-    for number in (signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)):
-        signal.signal(number, signal.SIG_IGN)
+    for number in signal.Signals:
+        if number.name in ("SIGTERM", "SIGUSR1", "SIGHUP"):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

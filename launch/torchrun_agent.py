@@ -1,10 +1,11 @@
 """torchrun as our launch files start it: it stops a run with a checkpoint, and leaves the error message to the run.
 
-It is ``torch.distributed.run`` with its own options, and differs in six things:
+It is ``torch.distributed.run`` with its own options, and differs in seven things:
 
 - SIGUSR1, SLURM's warning before a job's end, becomes SIGTERM to the workers. They stop by themselves, in their own
   time, and torchrun ends with status 0.
-- After a SIGTERM or Ctrl-C to itself it waits for them for minutes, not 30 seconds.
+- After a SIGTERM, SIGHUP or Ctrl-C to itself it waits for them for minutes, not 30 seconds.
+- Under nohup it ignores SIGHUP, which torchrun would take back.
 - A stop is final: nothing is restarted after it, nor after a worker that a signal ended before its first step.
 - The workers' rank 0 serves their store at every start, so that a store on a lost node is not contacted again.
 - An impossible request is not retried: a worker that ends with the status of a usage error is not
@@ -33,7 +34,7 @@ DEFAULTS = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "270", "TORCH_DISABLE_SHARE_RDZV_T
 
 
 #: Signals that ask a run to stop. One that trains answers them with a checkpoint; until then a worker dies of them.
-_STOPS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1")]
+_STOPS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")]
 #: Statuses of workers that are not restarted.
 _FINAL = {USAGE_STATUS, INTERRUPTED_STATUS, *(-number for number in _STOPS)}
 #: Signals whose stop was handed on to the workers.
@@ -112,6 +113,8 @@ def _problem(run: ModuleType) -> str:
 def _run() -> int:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -219,7 +219,8 @@ def test_a_launchers_last_signal_does_not_change_how_a_command_ended(python):
     """It comes while Python ends, after all is written and printed."""
     script = (
         "import os, signal, sys; from birthmark.launch.cli import main; sys.argv = ['birthmark', 'completion', 'bash'];"
-        "status = main(); os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGUSR1); sys.exit(status)"
+        "status = main(); stops = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP);"
+        "[os.kill(os.getpid(), number) for number in stops]; sys.exit(status)"
     )
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -150,8 +150,10 @@ STARTED = "import time\nopen('starts', 'a').write('start ')\ntime.sleep(100)\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker under /proc")
-@pytest.mark.parametrize("receiver", ["agent", "worker"])
-def test_a_stop_before_the_first_step_is_final(receiver, tmp_path, environment, python):
+@pytest.mark.parametrize(
+    ("receiver", "number"), [("agent", signal.SIGUSR1), ("worker", signal.SIGTERM), ("worker", signal.SIGHUP)]
+)
+def test_a_stop_before_the_first_step_is_final(receiver, number, tmp_path, environment, python):
     (tmp_path / "worker.py").write_text(STARTED)
     agent = subprocess.Popen(
         [python, "-m", "birthmark.launch.torchrun_agent", "--standalone", "--max_restarts=3", tmp_path / "worker.py"],
@@ -164,15 +166,30 @@ def test_a_stop_before_the_first_step_is_final(receiver, tmp_path, environment, 
     while not (starts.is_file() and starts.read_text()) and time.monotonic() < end:
         time.sleep(0.02)
     if receiver == "agent":
-        agent.send_signal(signal.SIGUSR1)
+        agent.send_signal(number)
     else:
-        os.kill(ranks_of(tmp_path / "worker.py")[0], signal.SIGTERM)
+        os.kill(ranks_of(tmp_path / "worker.py")[0], number)
     _, said = agent.communicate(timeout=100)
     assert (agent.returncode, said) == (
-        128 + signal.SIGTERM,
+        128 + (number if receiver == "worker" else signal.SIGTERM),
         "birthmark: stopped while nothing trained; a run that has checkpoints goes on from its last\n",
     )
     assert starts.read_text() == "start "
+
+
+@pytest.mark.parametrize(("action", "status"), [("SIG_DFL", 128 + signal.SIGHUP), ("SIG_IGN", 0)])
+def test_a_lost_terminal_stops_the_agent_and_under_nohup_does_not(action, status, tmp_path, environment, python):
+    (tmp_path / "worker.py").write_text("import time\nopen('starts', 'w').close()\ntime.sleep(0.6)\n")
+    script = (
+        f"import signal, sys; from birthmark.launch.torchrun_agent import main; signal.signal(1, signal.{action});"
+        "sys.exit(main())"
+    )
+    command = [python, "-c", script, "--standalone", tmp_path / "worker.py"]
+    agent = subprocess.Popen(command, cwd=tmp_path, env=environment())
+    while agent.poll() is None and not (tmp_path / "starts").exists():
+        time.sleep(0.02)
+    agent.send_signal(signal.SIGHUP)
+    assert agent.wait(timeout=100) == status
 
 
 KILLED_ONCE = """

@@ -1,9 +1,11 @@
 """Signals, two that would write one run, and readers of the output that leave."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
@@ -104,6 +106,38 @@ def test_signals_end_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_bee
     assert logged(parts, "train/loss") == logged(whole, "train/loss")
     assert len(logged(whole, "train/loss")) == end
     assert same_weights(parts, whole, end)
+
+
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="needs setsid, of util-linux")
+@pytest.mark.parametrize("action", ["SIG_DFL", "SIG_IGN"])
+def test_a_lost_terminal_is_a_stop_and_under_nohup_none(tiny, tmp_path, action, python):
+    long = {"trainer.max_steps": 100000, "trainer.checkpoint_every": 100000, "optim.schedule": "constant"}
+    config_file(tmp_path / "config.yaml", tiny(long))
+    script = f"import signal, sys; from birthmark.launch.cli import main; signal.signal(1, signal.{action}); main()"
+    arguments = ["pretrain", "--config", "config.yaml", "--run_dir", "run"]
+    done, (terminal, inner) = RunDir(tmp_path / "run"), os.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", python, "-c", script, *arguments], cwd=tmp_path, stdin=inner, stdout=inner, stderr=inner
+    )
+    os.close(inner)
+    os.set_blocking(terminal, False)
+
+    def wait_for(n_lines):
+        while process.poll() is None and len(read_metrics(done.metrics)) < n_lines:
+            with suppress(OSError):  # nothing to read, or closed
+                os.read(terminal, 1 << 16)
+            time.sleep(0.02)
+
+    wait_for(20)
+    os.close(terminal)
+    if action == "SIG_IGN":
+        wait_for(before := len(read_metrics(done.metrics)) + 20)
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
+    ((step, _),) = done.checkpoints_by_step().items()
+    assert step == max(logged(done, "train/loss")) < 100000
+    assert action == "SIG_DFL" or step > before - 5
+    assert done.report.is_file()
 
 
 def test_a_stop_saves_before_it_measures(tiny, tmp_path, monkeypatch):
