@@ -17,7 +17,8 @@ class Evaluation(MilestoneCallback):
     """Callback that logs ``eval/NAME/SCORE`` at its milestones. A stop of the run is no reason to evaluate it.
 
     The first evaluation, at birth, is timed. Once steps are timed too, the affordable number is computed: if it is
-    below the number asked for, only every n-th is taken, and a line says so. Checkpoints keep the decision.
+    below the number asked for, only every n-th is taken, and a line says so. Checkpoints keep the decision, and the
+    time: a run that is extended decides anew.
 
     Args:
         every: optimizer steps between evaluations.
@@ -42,6 +43,8 @@ class Evaluation(MilestoneCallback):
         self.last: dict[str, float] = {}
         self.nth: int | None = None
         """Interval of the evaluations taken, among those asked for; None until decided."""
+        self.decided_for: int | None = None
+        """Steps of the run that the interval was decided for."""
 
     def on_milestone(self, trainer: L.Trainer, module: Any, step: int) -> None:
         """Evaluate and log."""
@@ -66,7 +69,7 @@ class Evaluation(MilestoneCallback):
         last = step == trainer.max_steps
         if step % self.every and not last:
             return
-        if self.nth is None and not last:
+        if self.decided_for != trainer.max_steps and not last:
             self._decide(trainer.max_steps)
         if last or step % (self.every * (self.nth or 1)) == 0:
             self.act(trainer, module, step)
@@ -75,10 +78,10 @@ class Evaluation(MilestoneCallback):
         """Decide the interval from the time of the last evaluation; rank 0 decides for all. A run resumed from before
         its first evaluation has no data for this yet.
         """
-        if self.acted_at is None or (step_s := from_rank_zero(self.step_s)) is None:
+        self.nth = None
+        if not (seconds := from_rank_zero(lambda: self.seconds)) or (step_s := from_rank_zero(self.step_s)) is None:
             return
-        seconds = from_rank_zero(lambda: self.seconds)
-        self.nth = thinned(max_steps, self.every, seconds / step_s, self.share)
+        self.nth, self.decided_for = thinned(max_steps, self.every, seconds / step_s, self.share), max_steps
         if self.nth > 1:
             steps = self.every * self.nth
             rarely = f"every {steps} steps, not {self.every}" if steps < max_steps else "at step 0 and at the end alone"
@@ -89,13 +92,16 @@ class Evaluation(MilestoneCallback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the interval, so that a resumed run is evaluated at the same steps."""
-        return {"every": self.every, "share": self.share, "nth": self.nth}
+        """Return the interval, so that a resumed run is evaluated at the same steps, and the time of an evaluation."""
+        decided = {"nth": self.nth, "decided_for": self.decided_for}
+        return {"every": self.every, "share": self.share, "seconds": self.seconds, **decided}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the interval, unless another cadence is asked for now."""
+        """Restore the time, and the interval unless another cadence is asked for now."""
+        # Earlier versions kept no time: such a run decides once it is evaluated.
+        self.seconds = state_dict.get("seconds", 0.0)
         if (state_dict["every"], state_dict["share"]) == (self.every, self.share):
-            self.nth = state_dict["nth"]
+            self.nth, self.decided_for = state_dict["nth"], state_dict.get("decided_for")
 
 
 def thinned(max_steps: int, every: int, cost: float, share: float) -> int:

@@ -218,6 +218,40 @@ def test_what_takes_too_long_is_evaluated_more_rarely_and_says_so(monkeypatch):
     assert len(said) == 2
 
 
+def test_an_extended_run_is_evaluated_as_one_of_that_length(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("birthmark.callbacks.milestones.time.perf_counter", lambda: clock[0])
+
+    def evaluated(callback, steps, max_steps):
+        taken, trainer = [], Steps(max_steps)
+
+        def evaluate(model):
+            taken.append(trainer.global_step)
+            clock[0] += 3.0
+            return {}
+
+        callback.evaluate = evaluate
+        if steps[0] == 0:
+            callback.on_train_start(trainer, Holder)
+        for step in steps[steps[0] == 0 :]:
+            trainer.global_step = step
+            callback.on_step_end(trainer, Holder, step)
+        return taken
+
+    def callback():
+        return Evaluation(10, None, "a text", 0.1, lambda: 0.5, lambda line: None)
+
+    whole, short, longer = callback(), callback(), callback()
+    every = evaluated(whole, range(601), 600)
+    assert evaluated(short, range(101), 100) == [0, 100]
+    longer.load_state_dict(short.state_dict())
+    assert evaluated(longer, range(101, 601), 600) == [step for step in every if step > 100]
+    # A state of an earlier version has no time: the next that is due is evaluated, and the rest as it affords.
+    older = callback()
+    older.load_state_dict({name: short.state_dict()[name] for name in ("every", "share", "nth")})
+    assert evaluated(older, range(101, 601), 600) == [110, *(step for step in every if step > 110)]
+
+
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
