@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import math
 import netrc
@@ -276,8 +277,13 @@ class WandbRun(WandbLogger):
 
     @property
     def where(self) -> str:
-        """URL of the run, or the command that sends it later."""
-        return self.url or f"offline, send it with: wandb sync {shlex.quote(str(Path(self.experiment.dir).parent))}"
+        """URL of the run, or the command that sends it later, with all of its starts."""
+        if self.url:
+            return self.url
+        last = Path(self.experiment.dir).parent
+        # Each start has a folder, named after its time and the id.
+        starts = {last, *last.parent.glob(f"offline-run-????????_??????-{glob.escape(self.experiment.id)}")}
+        return f"offline, send it with: wandb sync {shlex.join(map(str, sorted(starts)))}"
 
     def alert(self, text: str) -> None:
         """Send the user a message, according to the user's settings in W&B."""

@@ -103,6 +103,16 @@ def test_the_environment_wins_a_failure_is_an_alert_and_a_run_goes_on_as_itself(
     (again,) = offline_wandb(run.path)
     assert (again.id, again.run.project, again.run.entity) == ("fromsweep", "theirs", "team")
     assert (again.run.run_group, list(again.run.tags), again.alerts) == ("demo", ["ours"], [])
+    # One command sends all of its starts, in their order, and no other run's.
+    for other in ("other", "x-fromsweep"):
+        (run.path / f"wandb/offline-run-20200101_000000-{other}").mkdir()
+    time.sleep(1)  # a start's folder has the second in its name
+    logger = wandb_run(LogConfig(wandb="offline"), run, IDENTITY, {}, 8)
+    logger.close(None)
+    starts = sorted(offline_wandb(run.path), key=lambda start: start.run.start_time.ToNanoseconds())
+    assert len(starts) == 2
+    folders = " ".join(str(start.files.parent) for start in starts)
+    assert logger.where == f"offline, send it with: wandb sync {folders}"
 
 
 def kill_wandb():
