@@ -16,6 +16,7 @@ from pathlib import Path
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from rich.console import Console
@@ -60,6 +61,7 @@ from .processes.process_group import (
 from .provenance import versions
 from .run_callbacks import build_callbacks, build_loggers, build_recorder
 from .run_folder import RunStart, begin_run, check_resumable, check_unused
+from .saved_config import write_config
 from .strategies.lightning_setup import check_launch, set_up_strategy
 from .strategies.table import STRATEGIES
 
@@ -421,6 +423,7 @@ def pretrain(
         for line in _stream_lines(data.train) if isinstance(data.train, StreamSource) else []:
             tell(line)
         if start.step >= config.trainer.max_steps:
+            from_rank_zero(lambda: write_config(config, run.config))
             from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))
 
@@ -444,6 +447,10 @@ def pretrain(
             evaluator,
             upload,
         )
+        if resume:
+            # Once all is loaded: a checkpoint that is refused leaves the config that the run was trained with.
+            write = partial(from_rank_zero, lambda: write_config(config, run.config))
+            callbacks.insert(0, LambdaCallback(on_train_start=lambda trainer, module: write()))
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)
         module = PretrainModule(

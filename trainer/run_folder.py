@@ -131,7 +131,6 @@ def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: 
             f"{run.birth}: {config.init_from or f'init_seed {config.init_seed}'} now gives {now[:12]}…, the "
             f"certificate says {record['digest'][:12]}…; it, the config or the certificate was changed"
         )
-    write_config(config, run.config)
     return record
 
 
@@ -170,8 +169,11 @@ class RunStart:
 def begin_run(
     config: RunConfig, run: RunDir, model: Decoder, birth: str, data: PreparedData, *, resume: bool
 ) -> Iterator[RunStart]:
-    """Hold the run's lock, write or check its config and birth certificate, and drop half-written files of a process
-    that died, and metrics and snapshots of steps to come.
+    """Hold the run's lock, write its config and birth certificate or check the latter, and drop half-written files of a
+    process that died, and metrics and snapshots of steps to come.
+
+    The config of a resumed run is the caller's to write, once the checkpoint is loaded: a start that is refused changes
+    none.
 
     Args:
         config: the run.

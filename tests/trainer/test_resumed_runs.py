@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import yaml
 from quiet_runs import logged, run, up_to, weights
 from rich.console import Console
 
@@ -53,6 +54,20 @@ def test_an_end_before_the_last_checkpoint_is_refused_and_the_config_stays(tiny,
     run(tiny(fields | {"trainer.max_steps": 2}), done.path, resume=True)
     shutil.rmtree(done.checkpoint(2))
     run(tiny(fields | {"trainer.max_steps": 1}), done.path, resume=True)
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_config_stays(tiny, tmp_path):
+    done = run(tiny({"trainer.max_steps": 2, "snapshot.enabled": False}), tmp_path / "run")
+    changed = tiny({"trainer.max_steps": 4, "snapshot.enabled": False, "optim.lr": 0.5})
+    file, before = done.checkpoint(2) / "tensors.safetensors", done.config.read_bytes()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(RunError, match=r"tensors\.safetensors: damaged"):
+        run(changed, done.path, resume=True)
+    assert done.config.read_bytes() == before
+    file.write_bytes(whole)
+    run(changed, done.path, resume=True)
+    assert yaml.safe_load(done.config.read_text())["optim"]["lr"] == 0.5
 
 
 def test_a_used_directory_is_refused_and_nothing_in_it_changes(tiny, tmp_path):
@@ -145,7 +160,8 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again_from_birth(tin
 
 def test_going_on_from_an_earlier_checkpoint_leaves_nothing_of_the_steps_after_it(tiny, tmp_path, monkeypatch):
     done = run(tiny({"trainer.max_steps": 4}), tmp_path / "run")
-    shutil.rmtree(done.checkpoint(4))
+    # A copy under another name is no checkpoint of the run: it neither counts nor goes.
+    kept = done.checkpoint(4).rename(done.path / "checkpoints" / "step-00000004.bak")
     # So that the table is as the start leaves it.
     monkeypatch.setattr("birthmark.trainer.run.write_metrics_csv", lambda _: None)
     run(tiny({"trainer.max_steps": 3, "optim.lr": 0.002}), done.path, resume=True)
@@ -155,6 +171,8 @@ def test_going_on_from_an_earlier_checkpoint_leaves_nothing_of_the_steps_after_i
     assert list(logged(done, "bias/alignment")) == [snapshot.step for snapshot in done.snapshots()] == [0, 2, 3]
     with done.metrics_csv.open(newline="") as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == [0, 1, 2]
+    assert kept.is_dir()
+    assert list(done.checkpoints_by_step()) == [2, 3]
 
 
 @pytest.mark.parametrize(
