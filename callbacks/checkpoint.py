@@ -11,8 +11,8 @@ from typing import Protocol, cast
 
 import lightning as L
 
-from ..files import delete_folder, list_folders
-from ..measure.records import RunDir, is_step, step_of
+from ..files import delete_folder
+from ..measure.records import RunDir, step_of
 from .milestones import MilestoneCallback, StepCallback, is_due, never
 
 
@@ -103,8 +103,7 @@ class Checkpoint(MilestoneCallback):
         try:
             for left in folder.glob(".step-*.deleted"):
                 shutil.rmtree(left, ignore_errors=True)
-            # Another name, such as a copy that a user made, is no checkpoint of the run: it neither counts nor goes.
-            there = sorted(filter(is_step, list_folders(folder, "step-*")), key=step_of)
+            there = self.run.checkpoints()
         except OSError as error:
             self.say(f"{folder}: trainer.keep_last cannot look for old checkpoints ({error}); the run goes on")
             return

@@ -425,7 +425,8 @@ class RunDir:
         return _state(self.metrics.stat()) if self.metrics.exists() else None
 
     def _by_step(self, kind: str) -> list[Path]:
-        return sorted(list_folders(self.path / kind, "step-*"), key=step_of)
+        # Another name, such as a copy that a user made, is none of the run's.
+        return sorted(filter(is_step, list_folders(self.path / kind, "step-*")), key=step_of)
 
     def own_tokenizer(self) -> Path | None:
         """Return the file of the tokenizer's JSON if the data is text; RunError if it differs from the one that the run
@@ -528,7 +529,7 @@ def step_of(folder: Path) -> int:
     """
     step = _STEP_NAME.fullmatch(folder.name)
     if step is None:
-        raise RunError(f"{one_line(folder)}: no step in this name, such as step-00000250; move it away")
+        raise RunError(f"{one_line(folder)}: no step in this name; give it one such as step-00000250")
     return int(step[1])
 
 
