@@ -310,9 +310,9 @@ _NOT_FILES = (
 )
 
 
-def read_bytes(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunError) -> bytes:
+def read_bytes(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunError, mend: str = "") -> bytes:
     """Read a file's bytes; RunError, or ``fail``, names it (see :func:`check_file`)."""
-    check_file(path, most, fail)
+    check_file(path, most, fail, mend)
     try:
         return path.read_bytes()
     except OSError as error:
@@ -321,10 +321,10 @@ def read_bytes(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunEr
         raise fail(f"{path}: has {path.stat().st_size:,} bytes, more than fit into memory") from None
 
 
-def read_text(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunError) -> str:
+def read_text(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunError, mend: str = "") -> str:
     """Read a file as UTF-8; RunError, or ``fail``, names it."""
     try:
-        return read_bytes(path, most, fail).decode("utf-8")
+        return read_bytes(path, most, fail, mend).decode("utf-8")
     except UnicodeDecodeError as error:
         raise fail(f"{path}: not UTF-8 text (byte {error.start})") from None
 
@@ -363,12 +363,12 @@ def read_json(path: Path, schema: Any = Any, mend: str = "") -> Any:
     Args:
         path: the file.
         schema: the type that its content must have.
-        mend: remedy for a damaged file, for the message.
+        mend: remedy for a missing or damaged file, for the message.
 
     Raises:
         RunError: the file is missing, damaged or holds something else; it names file and field.
     """
-    text = read_text(path, JSON_BYTES)
+    text = read_text(path, JSON_BYTES, mend=mend)
     try:
         return checked(parse_json(text), schema)
     except SchemaError as error:

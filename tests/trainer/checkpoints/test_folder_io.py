@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 import subprocess
 from itertools import pairwise
 
@@ -150,7 +151,8 @@ def test_missing_and_broken_state_is_named(folder):
         (tensors.unlink, r"tensors\.safetensors: missing; delete the folder to go on"),
         (lambda: state.write_text("{"), r"state\.json: damaged"),
         (lambda: state.write_text('{"format": 99}'), "format 99"),
-        (state.unlink, r"state\.json: missing"),
+        (state.unlink, r"state\.json: missing; delete the folder to go on from the checkpoint before it$"),
+        (lambda: [shutil.rmtree(folder), folder.mkdir()], r"state\.json: missing; delete the folder to go on"),
     ):
         harm()
         with pytest.raises(RunError, match=words):
