@@ -15,15 +15,23 @@ from .experts.config import ExpertsConfig
 
 
 def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a tree of fields, in its order: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``; a list is one leaf.
+    """Flatten a tree of fields, in its order: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``; a list is one leaf, and so is an
+    empty mapping.
 
     Args:
         tree: mapping from ``dataclasses.asdict`` or a YAML file.
         prefix: prefix of every name.
+
+    Raises:
+        UsageError: a name is both nested and dotted in ``tree``, so that one value would replace the other.
     """
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        is_group = isinstance(value, Mapping) and bool(value)
+        leaves = dotted(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": value}
+        if twice := [leaf for leaf in leaves if leaf in found]:
+            raise UsageError(f"{twice[0]} stands twice, nested and with dots: leave one out")
+        found |= leaves
     return found
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from jsonargparse import Namespace
 
 from ..errors import UsageError
-from ..models.config import ModelConfig, dotted, nested
+from ..models.config import ModelConfig, nested
 from ..models.user_classes import name_user_code
 from ..schema import quoted
 from .by_name.shipped_configs import find_config
@@ -32,8 +32,8 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
             the mistake is in it.
     """
     file = find_config(path)
-    fields = _dotted_fields(read_config_yaml(file), f"{file}: ")
-    changes = _dotted_fields(overrides or {})
+    fields = known_fields(f"{file}: ", read_config_yaml(file))
+    changes = known_fields("", overrides or {})
     name_user_code(changes)
     try:
         return _build(fields | changes)
@@ -46,7 +46,7 @@ def build_config(fields: Mapping[str, Any], overrides: Mapping[str, Any] | None 
     """Build the config of a run from these fields alone, by dotted names or nested, over the defaults; like
     `read_config`.
     """
-    asked = _dotted_fields(fields) | _dotted_fields(overrides or {})
+    asked = known_fields("", fields) | known_fields("", overrides or {})
     name_user_code(asked)
     return _build(asked)
 
@@ -58,17 +58,10 @@ def build_model(fields: Mapping[str, Any]) -> ModelConfig:
     Raises:
         UsageError: an unknown field, an impossible value; the message names the field.
     """
-    _dotted_fields({"model": dict(fields)})
-    found = build_group(ModelConfig, nested(dotted(fields)), "model.")
+    tree = nested(known_fields("", {"model": fields}))
+    found = build_group(ModelConfig, tree.get("model", {}), "model.")
     assert isinstance(found, ModelConfig)
     return found
-
-
-def _dotted_fields(tree: Any, where: str = "") -> dict[str, Any]:
-    """Return dotted names and values of ``tree``, all of which must be fields of a run; UsageError begins with
-    ``where``.
-    """
-    return known_fields(where, nested(dotted(tree)) if isinstance(tree, Mapping) else tree)
 
 
 def _build(fields: Mapping[str, Any]) -> RunConfig:
@@ -121,8 +114,6 @@ def build_group(config: type, values: Mapping[str, Any], group: str = "") -> Any
         elif (listed := listed_config(types[field.name])) is not None:
             entries = field_value(name, value, list[dict[str, Any]])
             value = [build_group(listed, one, f"{name}[{i}].") for i, one in enumerate(entries)]
-        elif value is None and type(None) not in get_args(types[field.name]):
-            raise UsageError(f"{name} is null: give a value, or leave it out")
         else:
             value = field_value(name, value, types[field.name])
         for text in value if isinstance(value, list) else [value]:

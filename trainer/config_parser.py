@@ -49,8 +49,9 @@ class Parser(ArgumentParser):
         """Parse like the library, but refuse a number with more digits than a float has."""
         words = list(args[0] if args and args[0] is not None else sys.argv[1:])
         for name in {action.dest for action in self._actions} & _listed_fields().keys():
-            for value in _values_of(f"--{name}", words):
-                _check_listed("", value, _listed_fields()[name], name)
+            for option in (name, f"{name}+"):
+                for value in _values_of(f"--{option}", words):
+                    _check_listed("", value, _listed_fields()[name], option)
         try:
             return super().parse_args(*args, **kwargs)
         except OverflowError:
@@ -89,17 +90,35 @@ class ConfigFile(ActionConfigFile):
         return [*super().completer(prefix, **kwargs), *(name for name in names if name.startswith(prefix))]
 
 
+_GROUP_FORM = "write fields as `name: value` under it"
+
+
 def known_fields(where: str, content: Any) -> dict[str, Any]:
-    """Return dotted names and values of a file's content, all of which must be fields of a run.
+    """Return dotted names and values of a file's content, all of which must be fields of a run; empty groups are left
+    out.
 
     Raises:
-        UsageError: a group or a field is unknown; the message begins with ``where`` and names it.
+        UsageError: a field is unknown or stands twice, a value is in place of a group, which the parser would ignore,
+            or a number is larger than any float; the message begins with ``where`` and names the field.
     """
-    _check_groups(where, content)
-    fields = dotted(content)
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{where}the file is {quoted(content)}; {_GROUP_FORM}")
+    try:
+        fields = dotted(content)
+    except UsageError as error:
+        raise UsageError(f"{where}{error}") from None
+    groups = set(_fields(RunConfig)) - field_kinds(RunConfig).keys()
+    for name, value in fields.items():
+        # Floats are smaller, and the parser would fail to make it one.
+        if isinstance(value, int) and value.bit_length() > 128:
+            raise UsageError(f"{where}{name} is {quoted(value)}: give a smaller one")
+        if name in groups and not isinstance(value, Mapping):
+            raise UsageError(f"{where}{name} is {quoted(value)}; {_GROUP_FORM}")
+        if name in _listed_fields():
+            _check_listed(where, value, _listed_fields()[name], name)
     if unknown := unknown_fields(fields):
         raise UsageError(where + "; ".join(unknown))
-    return fields
+    return {name: value for name, value in fields.items() if name not in groups}
 
 
 def _check_values(where: str, fields: Mapping[str, Any]) -> None:
@@ -108,26 +127,6 @@ def _check_values(where: str, fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         if name in kinds and value is not None and listed_config(kinds[name]) is None:
             field_value(f"{where}{name}", value, kinds[name])
-
-
-def _check_groups(where: str, content: Any, config: type = RunConfig, group: str = "") -> None:
-    """Refuse a value in place of a group of fields, which the parser would ignore, and infinite numbers.
-
-    Raises:
-        UsageError: a group is unknown; the message begins with ``where`` and names the group.
-    """
-    if not isinstance(content, dict):
-        raise UsageError(f"{where}{group or 'the file'} is {quoted(content)}; write fields as `name: value` under it")
-    for name, value in content.items():
-        # Floats are smaller, and the parser would fail to make it one.
-        if isinstance(value, int) and value.bit_length() > 128:
-            raise UsageError(f"{where}{f'{group}.{name}'.lstrip('.')} is {quoted(value)}: give a smaller one")
-    for field in dataclasses.fields(config):
-        kind = field.default_factory
-        if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            _check_groups(where, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
-        elif field.name in content and (listed := listed_config(field_types(config)[field.name])) is not None:
-            _check_listed(where, content[field.name], listed, f"{group}.{field.name}".lstrip("."))
 
 
 @cache
@@ -160,6 +159,8 @@ def field_value(name: str, value: Any, kind: Any) -> Any:
     for reading in _readings(name, value, kind):
         with contextlib.suppress(SchemaError):
             return converted(reading, kind)
+    if value is None:
+        raise UsageError(f"{name} is null: give a value, or leave it out")
     raise UsageError(f"{name}: {quoted(value)} is not {_in_words(kind)}")
 
 
@@ -176,6 +177,8 @@ def _in_words(kind: Any) -> str:
         return f"one of {', '.join(map(repr, get_args(kind)))}"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(map(_in_words, get_args(kind)))
+    if get_origin(kind) is dict:
+        return "a group, {NAME: NUMBER}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
     return words.get(kind, "a list, [A, B]")
 
@@ -187,7 +190,9 @@ def listed_config(kind: Any) -> type | None:
 
 
 def _check_listed(where: str, content: Any, config: type, group: str) -> None:
-    """Refuse entries of a list that are not such configs, with their place, which the parser would omit."""
+    """Refuse entries of a list that are not such configs, or whose values have another type than their fields, with
+    their place, which the parser would omit.
+    """
     if isinstance(content, str):
         content = parse_yaml(content, f"{where}{group}")
     if content is None:
@@ -201,10 +206,12 @@ def _check_listed(where: str, content: Any, config: type, group: str) -> None:
         place = f"{where}{group}[{i}]"
         if not isinstance(entry, dict):
             raise UsageError(f"{place} is {quoted(entry)}: {form}")
-        if missing := [name for name in required if name not in entry]:
+        if missing := [name for name in required if entry.get(name) is None]:
             raise UsageError(f"{place}.{missing[0]}: missing; {form}")
         if unknown := [name for name in entry if name not in known]:
             raise UsageError(f"{place}.{unknown[0]}: no such field; there are {', '.join(known)}")
+        for name, value in entry.items():
+            field_value(f"{place}.{name}", value, field_types(config)[name])
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

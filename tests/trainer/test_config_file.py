@@ -79,6 +79,11 @@ def test_overrides_replace_fields_of_the_file_and_nothing_else(file, overrides, 
         ({"trainer.max_steps": 1.5}, "trainer.max_steps: 1.5 is not a whole number"),
         ({"trainer.precision": "fp16"}, "trainer.precision: 'fp16' is not one of 'auto', 'fp32', 'bf16', 'fp8'"),
         ({"model.d_model": 33}, "model.d_model 33 is not divisible by model.n_heads 2"),
+        ({"model.d_model": {}}, "model.d_model: {} is not a whole number"),
+        ({"model": {"attention": {"headnorm": {}}}}, "model.attention.headnorm: no such field"),
+        ({"optimizer": {}}, "optimizer: no such field"),
+        ({"model": {"n_heads": 4}, "model.n_heads": 8}, "model.n_heads stands twice, nested and with dots"),
+        ({"data.schedule": [{"step": 1, "weights": [1]}]}, "data.schedule[0].weights: [1] is not a group, {NAME: NUM"),
     ],
     ids=str,
 )
@@ -111,6 +116,17 @@ def test_a_wrong_override_is_refused_by_its_field_and_not_blamed_on_the_file(fil
         ("model: {d_model: 8", "not YAML"),
         ("data: {path: }", "data.path is null: give a value"),
         ("init_seed: one", "init_seed: 'one' is not a whole number"),
+        ("optim: {lr: {}}", "optim.lr: {} is not a number"),
+        ("optimizer: {}", "optimizer: no such field"),
+        ("data: {sourcess: {}}", "data.sourcess: no such field; did you mean data.sources?"),
+        ("model: {d_model: 32}\nmodel.d_model: 64", "model.d_model stands twice, nested and with dots: leave one out"),
+        ("model.attention.gate: head\nmodel: {attention: {gate: head}}", "model.attention.gate stands twice"),
+        ("model: 3\nmodel.d_model: 64", "model is 3; write fields as `name: value` under it"),
+        (
+            "data: {schedule: [{step: , weights: {a: 1}}]}",
+            "data.schedule[0].step: missing; write {step: …, weights: …}",
+        ),
+        ("data: {sources: [{path: stdlib, weight: x}]}", "data.sources[0].weight: 'x' is not a number or null"),
         ("model: {d_model: 33, n_heads: 2}", "model.d_model 33 is not divisible"),
     ],
     ids=repr,
@@ -121,6 +137,32 @@ def test_a_wrong_file_is_refused_by_file_and_field(tmp_path, text, message):
     for overrides in ({}, {"trainer.max_steps": 3}):
         with pytest.raises(UsageError, match=re.escape(f"{file}: {message}")):
             read_config(file, overrides)
+
+
+def test_the_command_line_refuses_the_same_in_a_file_and_names_the_place_in_an_option(tmp_path):
+    """The parser of the command line reads files by itself, and names an entry's field without its list."""
+    parser, file = Parser(), tmp_path / "wrong.yaml"
+    add_run_fields(parser)
+    for words, message in [
+        ("optim: {lr: {}}", "optim.lr: {} is not a number"),
+        ("optimizer: {}", "optimizer: no such field"),
+        ("model: {d_model: 32}\nmodel.d_model: 64", "model.d_model stands twice"),
+        ("data.sources: [{pth: a}]", "data.sources[0].path: missing"),
+        (["--data.schedule", "[{step: 1, weights: [1]}]"], "data.schedule[0].weights: [1] is not a group, {NAME: NUM"),
+        (["--data.sources+={path: a, weight: x}"], "data.sources+[0].weight: 'x' is not a number or null"),
+    ]:
+        if isinstance(words, str):
+            file.write_text(words)
+            words, message = ["--config", str(file)], f"--config {file}: {message}"
+        with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
+            parser.parse_args(words)
+
+
+def test_an_empty_group_changes_nothing(file):
+    expected = read_config(file)
+    for nothing in ({"model": {}}, {"model": {"attention": {}}}, {"model.attention": {}, "model": {}}):
+        assert read_config(file, nothing) == expected
+        assert build_config(nothing | dotted(dataclasses.asdict(expected))) == expected
 
 
 def test_an_override_can_mend_a_file(tmp_path):
