@@ -75,6 +75,9 @@ def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
         rope = {key: content[key] for key in ("rope_theta", "partial_rotary_factor") if key in content}
         content["rope_parameters"] = {"rope_type": "default", **rope}
     content |= {key: getattr(config.dropout, name) for key, name in family.dropout.items()}
+    # The library's product of all experts at once, its default, fails unless rows are multiples of 16 bytes.
+    if config.experts.is_on and (config.d_model % 8 or fields["experts.d_ff"] % 8):
+        content["experts_implementation"] = "eager"
     content["initializer_range"] = config.init.std
     return content
 
@@ -93,6 +96,9 @@ def obstacles(config: ModelConfig, family: Family) -> dict[str, tuple[Any, Any]]
         "experts.d_ff": in_family["d_ff"] if in_family["experts.n_experts"] else None,
     }
     in_family |= {name: value for name, value in derived.items() if in_family[name] is None}
+    # Its cache keeps the last 1 - window keys, and -0 are all of them.
+    if config.attention.window == 1 and "attention.window" in family.keys.values():
+        in_family["attention.window"] = "at least 2"
     if config.d_model % config.n_heads and not family.any_head_dim:
         in_family["head_dim"] = f"{config.d_model}/{config.n_heads}"
     return {name: (value, in_family[name]) for name, value in fields.items() if in_family[name] != value}

@@ -200,6 +200,8 @@ REFUSED_ARMS = [
     ("llama", {"positions": "alibi", "rope_base": 10000.0}, "model.positions alibi has", "llama"),
     ("llama", attention(normaliser="softmax_sink"), "model.attention.normaliser softmax_sink has", "llama"),
     ("llama", attention(window=[8, None]), "model.attention.window [8, None] has", "llama"),
+    ("mistral", attention(window=1), "model.attention.window 1 has", "llama"),
+    ("mixtral", attention(window=1), "model.attention.window 1 has", "mixtral"),
     ("llama", attention(prefix=4), "model.attention.prefix 4 has", "llama"),
     ("llama", attention(kv_bias="key"), "model.attention.kv_bias key has", "llama"),
     ("llama", attention(aggregation="calibrated", calibration=CalibrationConfig("analytic")),

@@ -1,5 +1,6 @@
 """Checkpoints of ``transformers``: the same logits, the same bits, and nothing read or written that is not exact."""
 
+import dataclasses
 import json
 import shutil
 
@@ -16,6 +17,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import InitConfig
 from birthmark.models.exchange.conversion import family_of
 from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained, save_pretrained, write_pretrained
+from birthmark.models.exchange.written_layout import layout_of
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -147,6 +149,42 @@ def test_every_activation_of_ours_is_theirs_too_and_narrow_heads_are(name, field
     assert_same_logits(ours, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
     back = read_pretrained(tmp_path / "out").config
     assert (back.mlp, back.d_head) == (ours.config.mlp, ours.config.d_head)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "d_model", "d_ff"), [("mixtral", 32, 17), ("mixtral", 36, 24), ("olmoe", 32, 20), ("qwen3_moe", 34, 18)]
+)
+def test_experts_of_any_width_run_in_any_dtype(name, d_model, d_ff, our_model, our_config, tmp_path):
+    """The library's grouped product takes rows of whole 16 bytes, which are 4 floats, or 8 bfloat16s."""
+    experts = dataclasses.replace(our_config(name).experts, d_ff=d_ff)
+    ours = our_model(name, d_model=d_model, head_dim=None if name == "olmoe" else 8, experts=experts)
+    save_pretrained(ours, tmp_path / "out")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    theirs = load(tmp_path / "out")
+    assert theirs.config.model_type == name
+    assert_same_logits(ours, theirs)
+    tokens = torch.arange(20)[None]
+    expected = theirs(tokens).logits
+    difference = load(tmp_path / "out", dtype=torch.bfloat16)(tokens).logits - expected
+    # Rounding sends single tokens to other experts.
+    assert (difference.norm(dim=-1) / expected.norm(dim=-1)).median() < 0.03
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mistral", "mixtral"])
+def test_a_window_of_one_is_read_but_leaves_with_code(name, their_model, tmp_path, monkeypatch, modules_folder):
+    """The library's cache of a window of 1 keeps every key; without the cache it masks them."""
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules_folder)
+    theirs = their_model(name, sliding_window=1)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs")
+    assert_same_logits(ours, theirs)
+    write_pretrained(ours.config, ours.state_dict(), tmp_path / "ours", layout=layout_of(ours.config))
+    tokens = torch.arange(6)[None]
+    expected = theirs.generate(tokens, max_new_tokens=8, do_sample=False, use_cache=False)
+    written = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", trust_remote_code=True)
+    assert torch.equal(written.generate(tokens, max_new_tokens=8, do_sample=False), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
