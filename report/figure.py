@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +21,16 @@ from ..measure.records import RunDir
 from .charts.scales import DEPTH, Scale, tick_text
 from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, axis_title
 from .charts.stills import (
+    PALE,
+    Across,
     Line,
     end_of_path,
     facets_of,
     growing_shares,
+    keys_of,
     lines_of,
     maps_of,
     n_columns,
-    names_of,
     paths_of,
     run_variable,
     scales_of,
@@ -35,13 +38,24 @@ from .charts.stills import (
 )
 from .pictures.axes import turned_names
 from .pictures.point_labels import spread_apart
-from .pictures.style import BASE_SIZE, INK, PAPER, THEME, figure_style, pale_to_full, plain_legend
+from .pictures.style import (
+    BASE_SIZE,
+    INK,
+    MUTED,
+    PAPER,
+    RUN_COLOURS,
+    THEME,
+    add_legend,
+    figure_style,
+    legend_line,
+    pale_to_full,
+)
 from .sections.chain import sections_over_training
 from .sections.training_view import TrainingView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, FigureBase
+    from matplotlib.figure import Figure, SubFigure
 
 FORMATS = (".pdf", ".svg", ".png")
 """Endings of files that figures are written to."""
@@ -78,7 +92,7 @@ def save_figure(
         name: a section's (``sink``), or the one of a CSV file (``sink-map``).
         out: ends in .pdf, .svg or .png.
         width: inches.
-        height: inches; by default in the proportion of the page's picture.
+        height: inches; by default the page's proportion for the axes, and the legend on top.
         font_size: points; by default 8.5.
 
     Raises:
@@ -97,32 +111,15 @@ def save_figure(
         raise UsageError(f"{name}: a figure of one run and probe each; give one run (it has {len(wanted)} here)")
     panel = view.panel(wanted[0])
     assert panel is not None
-    save_panel(
-        panel, out, [run.name for run in view.runs], width=width, height=height, font_size=font_size or BASE_SIZE
-    )
+    losses = [next(reversed(run.series("val/loss")[1]), math.nan) for run in view.runs]
+    with _style(font_size or BASE_SIZE):
+        _save(draw_panel(panel, [run.name for run in view.runs], width, height, losses), out)
 
 
-def save_panel(
-    panel: ChartPanel,
-    out: Path,
-    runs: Sequence[str] = ("",),
-    *,
-    width: float = 5.0,
-    height: float | None = None,
-    font_size: float = BASE_SIZE,
-) -> None:
-    """Write a panel of curves or maps to ``out``, on white.
-
-    Args:
-        panel: the panel; it is drawn as its still picture, for the light theme.
-        out: ends in .pdf, .svg or .png.
-        runs: names of the runs, which a legend has if they are several.
-        width: inches.
-        height: inches.
-        font_size: points.
-    """
-    with _style(font_size):
-        _save(draw_panel(panel, runs, width, height), out)
+def save_panel(panel: ChartPanel, out: Path, *, width: float = 5.0) -> None:
+    """Write a panel of curves or maps to ``out``, which ends in .pdf, .svg or .png, on white."""
+    with _style(BASE_SIZE):
+        _save(draw_panel(panel, width=width), out)
 
 
 def save_panels(panels: Sequence[ChartPanel], out: Path, *, across: bool = False, width: float = 5.0) -> None:
@@ -170,21 +167,40 @@ def _style(font_size: float) -> Iterator[None]:
 
 
 def draw_panel(
-    panel: ChartPanel, runs: Sequence[str] = ("",), width: float = 5.0, height: float | None = None
+    panel: ChartPanel,
+    runs: Sequence[str] = ("",),
+    width: float = 5.0,
+    height: float | None = None,
+    losses: Sequence[float] = (),
 ) -> Figure:
-    """Draw a panel of curves or maps (`save_panel`) in the style that is set."""
+    """Draw a panel of curves or maps, as its still picture for the light theme, in the style that is set.
+
+    Args:
+        panel: the panel.
+        runs: names of the runs, which a legend has if they are several.
+        width: inches.
+        height: inches; by default the axes have the page's proportion, and the figure grows by its legend.
+        losses: the last validation loss of each run; among more runs than colours, the best and the worst stand out.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height or _height(panel, width)), layout="constrained")
-    _draw(figure, panel, runs)
+    _draw(figure, panel, runs, losses, grows=height is None)
     return figure
 
 
-def _draw(figure: FigureBase, panel: ChartPanel, runs: Sequence[str]) -> None:
+def _draw(
+    figure: Figure | SubFigure,
+    panel: ChartPanel,
+    runs: Sequence[str],
+    losses: Sequence[float] = (),
+    *,
+    grows: bool = True,
+) -> None:
     if isinstance(panel, HeatmapPanel):
         _draw_maps(figure, panel)
     elif isinstance(panel, CurvePanel):
-        _draw_curves(figure, panel, runs)
+        _draw_curves(figure, panel, runs, losses, grows=grows)
     elif isinstance(panel, MatrixPanel):
         _draw_matrix(figure, panel)
     else:
@@ -231,18 +247,22 @@ def _look(line: Line) -> dict[str, Any]:
         return {**look, "marker": "o", "markersize": 1.6 if len(line.x) > 120 else 3}
     if line.faint:
         return {**look, "linewidth": 0.8, "alpha": 0.5}
+    if line.pale:
+        look |= {"alpha": PALE, "zorder": 1.9}
     if line.look == "control":
         return {**look, "linewidth": 1.1}
     return {**look, "marker": "o" if len(line.x) < 25 else "", "markersize": 2.5}
 
 
-def _draw_curves(figure: FigureBase, panel: CurvePanel, runs: Sequence[str]) -> None:
+def _draw_curves(
+    figure: Figure | SubFigure, panel: CurvePanel, runs: Sequence[str], losses: Sequence[float], *, grows: bool
+) -> None:
     """Draw the lines of a panel, in small panels if it has them."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     named = any("text" in series.axes for series in panel.series)
-    lines = paths_of(panel) if named else list(lines_of(panel))
+    lines = paths_of(panel) if named else _widest_bands(lines_of(panel))
+    outstanding = _outstanding(lines, losses) if len(runs) > len(RUN_COLOURS) else {}
+    if outstanding:
+        lines = [_among_many(line, list(outstanding)) for line in lines]
     facets = facets_of(lines)
     columns = n_columns(len(facets))
     grid = figure.subplots(-(-len(facets) // columns), columns, squeeze=False, sharex=True, sharey=True)
@@ -258,43 +278,142 @@ def _draw_curves(figure: FigureBase, panel: CurvePanel, runs: Sequence[str]) -> 
                 axes.plot(line.x, line.y, **_look(line))
         axes.set_title(facet)
         if i + columns >= len(facets):
-            axes.set_xlabel(axis_title(panel.x))
             axes.tick_params(labelbottom=True)
-    y_scale = _set_axes(grid[0][0], panel, lines)
-    if named:
-        _name_paths(grid[0][0], lines, y_scale)
-        lines = [replace(line, name=line.plain_name) for line in lines]
-    figure.supylabel(panel.unit, fontsize=grid[0][0].xaxis.label.get_fontsize())
-    entries: dict[str, Any] = {}
-    if len(runs) > 1:
-        entries = {name: Line2D([], [], color=_plain(run_variable(i))) for i, name in enumerate(runs)}
-    names, scaled = names_of(lines)
-    by_name = {(line.name, "faint" if line.faint else line.look): line for line in lines}
-    by_name |= {(line.plain_name, line.look): line for line in lines if line.blocks is not None}
-    for name, look in names:
-        line, colour = by_name[name, look], _plain("var(--ink)" if len(runs) > 1 else names[name, look])
-        held = _look(line) | ({} if look == "control" else {"color": colour})
-        entries[shorten(name, 40)] = (
-            Patch(color=_plain(line.colour), alpha=0.25) if look == "band" else Line2D([], [], **held)
-        )
-    if entries:
-        plain_legend(figure, list(entries.items()))
+    y_scale, across = _set_axes(grid[0][0], panel, lines)
+    for axes in grid[-1] if len(facets) == grid.size else grid.flat:
+        axes.set_xlabel(axis_title(panel.x, log=across.unit > 0) if axes.get_visible() else "")
+    shown = [replace(line, name=line.plain_name) for line in lines] if named else lines
+    keys, scaled = keys_of([line for line in shown if not outstanding or line.run in {None, *outstanding}])
+    tall = add_legend(figure, [*_run_entries(runs, outstanding), *_key_entries(keys, len(runs) > 1)], grows=grows)
+    high = figure.bbox.height / figure.dpi
+    if not grows and tall > 0.6 * high:
+        raise UsageError(f"--height {high:g}: the legend takes {tall:.1f} inches; give {2 * tall:.1f} or more")
+    unit = ", ".join(filter(None, [panel.unit, "log scale" if y_scale.log else ""]))
+    # Beside the axes, not beside the legend too.
+    figure.supylabel(unit, y=0.5 * (1 - tall / high), fontsize=grid[0][0].xaxis.label.get_fontsize())
     if scaled:
         _add_bar(figure, grid, scaled)
+    if named:
+        _name_paths(figure, grid[0][0], lines, y_scale, grows=grows)
+    elif outstanding and len(facets) == 1:
+        ends = {line.run: y_scale.share(float(line.y[-1])) for line in lines if line.run in outstanding}
+        _write_beside(
+            grid[0][0],
+            [
+                (words, ends[run], _plain(run_variable(i)))
+                for i, (run, words) in enumerate(outstanding.items())
+                if math.isfinite(ends.get(run, math.nan))
+            ],
+        )
 
 
-def _name_paths(axes: Axes, lines: Sequence[Line], scale: Scale) -> None:
-    """Write the texts of tokens beside both ends of their paths, moved apart where they would overlap."""
-    for end, x, side in ((0, -0.03, "right"), (-1, 1.03, "left")):
-        points = np.array([1 - scale.share(float(line.y[end])) for line in lines])
-        for line, place in zip(lines, spread_apart(points, 1 / max(len(lines), 1), 0.0, 1.0).tolist(), strict=True):
-            look: dict[str, Any] = {"ha": side, "va": "center", "fontsize": 6, "family": "monospace"}
-            axes.text(x, place, end_of_path(line, end), transform=axes.transAxes, parse_math=False, **look)
-    axes.tick_params(labelleft=False)
+def _widest_bands(lines: Iterable[Line]) -> list[Line]:
+    """Return lines with one band, as wide as the widest, for those of several runs: one on another would be darker."""
+    found: dict[Any, Line] = {}
+    for place, line in enumerate(lines):
+        key = (line.name, line.facet, line.x.tobytes()) if line.look == "band" else place
+        found[key] = replace(line, y=np.fmax(line.y, found[key].y)) if key in found else line
+    return list(found.values())
+
+
+def _outstanding(lines: Sequence[Line], losses: Sequence[float]) -> dict[int, str]:
+    """Return the runs that stand out among many with what they are: the first, and those with the least and the largest
+    last validation loss or, where there is none, last value of the panel.
+    """
+    words, last = ("best", "worst"), dict(enumerate(losses))
+    if not np.isfinite(losses).any():
+        words, last = ("lowest", "highest"), {line.run: float(line.y[-1]) for line in lines if line.run is not None}
+    last = {run: value for run, value in last.items() if math.isfinite(value)}
+    found = {0: ["first"]}
+    for word, choose in zip(words, (min, max), strict=True) if last else ():
+        found.setdefault(choose(last, key=lambda run: last[run]), []).append(word)
+    return {run: ", ".join(said) for run, said in sorted(found.items())}
+
+
+def _among_many(line: Line, outstanding: Sequence[int]) -> Line:
+    """Return a line of a run that stands out in a colour of its own, or of another in grey."""
+    if line.run is None:
+        return line
+    if line.run in outstanding:
+        return replace(line, colour=run_variable(outstanding.index(line.run)))
+    return replace(line, colour=run_variable(None), faint=True)
+
+
+def _run_entries(runs: Sequence[str], outstanding: Mapping[int, str]) -> list[tuple[str, Any]]:
+    """Return names and colours of several runs for a legend."""
+    if not outstanding:
+        several = enumerate(runs) if len(runs) > 1 else ()
+        return [(name, legend_line(color=_plain(run_variable(i)))) for i, name in several]
+    held = [
+        (f"{words}: {shorten(runs[run], 40)}", legend_line(color=_plain(run_variable(i))))
+        for i, (run, words) in enumerate(outstanding.items())
+    ]
+    others = legend_line(color=_plain(run_variable(None)), linewidth=0.8, alpha=0.5)
+    return [*held, (f"{len(runs) - len(outstanding)} other runs", others)]
+
+
+def _key_entries(keys: Sequence[Line], several_runs: bool) -> list[tuple[str, Any]]:
+    """Return names and looks of lines for a legend; in ink where colours are those of runs."""
+    from matplotlib.patches import Patch
+
+    found = []
+    for key in keys:
+        look = _look(key)
+        if several_runs and key.look != "control":
+            look["color"] = INK
+        if key.look != "dots":
+            look["marker"] = ""  # over a dash it would hide it
+        mark = Patch(color=_plain(key.colour), alpha=0.25) if key.look == "band" else legend_line(**look)
+        found.append((shorten(key.name, 40), mark))
+    return found
+
+
+_LINE = 1.25
+"""Distance of two lines of text, over the size of their letters."""
+
+
+def _write_beside(axes: Axes, words: Sequence[tuple[str, float, str]]) -> None:
+    """Write words in colours to the right of axes, at shares of the height or moved apart where they would overlap."""
+    size = float(axes.yaxis.get_ticklabels()[0].get_fontsize())
+    gap = _LINE * size / _points_high(axes)
+    heights = spread_apart(np.array([share for _, share, _ in words]), gap, gap / 2, 1 - gap / 2)
+    for (word, _, colour), height in zip(words, heights.tolist(), strict=True):
+        axes.text(1.01, height, word, transform=axes.transAxes, va="center", fontsize=size, color=colour)
+
+
+def _points_high(axes: Axes) -> float:
+    """Lay out the figure, and return the height of axes in points."""
+    figure = axes.figure.canvas.figure
+    figure.draw_without_rendering()
+    return axes.bbox.height / figure.dpi * 72
+
+
+def _name_paths(figure: Figure | SubFigure, axes: Axes, lines: Sequence[Line], scale: Scale, *, grows: bool) -> None:
+    """Write the texts of tokens beside both ends of their paths, moved apart where they would overlap.
+
+    The figure grows if they have no room; if it cannot, only the highest ranks have names.
+    """
+    axes.tick_params(labelleft=False, left=False)
     axes.spines["left"].set_visible(False)
+    size = float(axes.xaxis.get_ticklabels()[0].get_fontsize())
+    high = _points_high(axes)
+    if grows and _LINE * size * len(lines) > high:
+        width, tall = figure.canvas.figure.get_size_inches()
+        figure.canvas.figure.set_size_inches(width, tall + (_LINE * size * len(lines) - high) / 72)
+        high = _points_high(axes)
+    for end, x, side in ((0, 0, "right"), (-1, 1, "left")):
+        named = sorted(lines, key=lambda line: line.y[end])[: int(high / size / _LINE + 0.01)]
+        points = np.array([1 - scale.share(float(line.y[end])) for line in named])
+        gap = _LINE * size / high
+        apart = spread_apart(points, gap, gap / 2, 1 - gap / 2)
+        for line, point, place in zip(named, points.tolist(), apart.tolist(), strict=True):
+            away = x + (0.03 if end else -0.03)
+            axes.plot([x, away], [point, place], color=MUTED, linewidth=0.4, transform=axes.transAxes, clip_on=False)
+            look: dict[str, Any] = {"ha": side, "va": "center", "fontsize": size, "family": "monospace"}
+            axes.text(away, place, end_of_path(line, end), transform=axes.transAxes, parse_math=False, **look)
 
 
-def _set_axes(axes: Axes, panel: CurvePanel, lines: Sequence[Line]) -> Scale:
+def _set_axes(axes: Axes, panel: CurvePanel, lines: Sequence[Line]) -> tuple[Scale, Across]:
     """Set scales, limits and ticks as the still picture has them."""
     y_scale, across = scales_of(panel, lines)
     if y_scale.log:
@@ -305,6 +424,9 @@ def _set_axes(axes: Axes, panel: CurvePanel, lines: Sequence[Line]) -> Scale:
     axes.minorticks_off()
     if across.unit:
         axes.set_xscale("asinh", linear_width=across.unit)
+        low, high = np.arcsinh(across.values[[0, -1]] / across.unit)
+        room = 0.03 * (high - low) or 1.0
+        axes.set_xlim(*(across.unit * np.sinh([low - room, high + room])))
         shown = x_ticks(across)
         axes.set_xticks(shown, [tick_text(tick) for tick in shown])
     else:
@@ -314,19 +436,21 @@ def _set_axes(axes: Axes, panel: CurvePanel, lines: Sequence[Line]) -> Scale:
     axes.minorticks_off()
     if panel.down:
         axes.invert_yaxis()
-    return y_scale
+    return y_scale, across
 
 
-def _add_bar(figure: FigureBase, grid: np.ndarray, blocks: tuple[int, int]) -> None:
+def _add_bar(figure: Figure | SubFigure, grid: np.ndarray, blocks: tuple[int, int]) -> None:
     """Add the scale of the blocks' colours."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.ticker import MaxNLocator
 
     ramp = LinearSegmentedColormap.from_list("depth", list(DEPTH))
-    figure.colorbar(ScalarMappable(Normalize(*blocks), ramp), ax=grid, label="block")
+    ticks = MaxNLocator(6, integer=True)
+    figure.colorbar(ScalarMappable(Normalize(*blocks), ramp), ax=grid, label="block", ticks=ticks)
 
 
-def _draw_maps(figure: FigureBase, panel: HeatmapPanel) -> None:
+def _draw_maps(figure: Figure | SubFigure, panel: HeatmapPanel) -> None:
     """Draw the maps of a panel side by side."""
     maps = maps_of(panel)
     grid = figure.subplots(1, len(maps), squeeze=False, sharey=True)
@@ -344,7 +468,7 @@ def _draw_maps(figure: FigureBase, panel: HeatmapPanel) -> None:
     figure.colorbar(image, ax=grid, label=panel.unit)
 
 
-def _draw_matrix(figure: FigureBase, panel: MatrixPanel) -> None:
+def _draw_matrix(figure: Figure | SubFigure, panel: MatrixPanel) -> None:
     """Draw a matrix with its numbers in it; the colour grows with the logarithm."""
     axes = figure.subplots()
     values = np.asarray(panel.values, dtype=float)

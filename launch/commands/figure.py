@@ -24,7 +24,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--beside", type=str, nargs="+", metavar="RUN", help="Further runs in the same figure.")
     parser.add_argument("--out", type=str, required=True, metavar="FILE", help="Ends in .pdf, .svg or .png.")
     parser.add_argument("--width", type=float, default=5.0, help="Inches.")
-    parser.add_argument("--height", type=float | None, help="Inches; by default in proportion to the width.")
+    parser.add_argument(
+        "--height", type=float | None, help="Inches; by default in proportion to the width, and the legend on top."
+    )
     parser.add_argument("--font_size", type=float | None, help="Points, of the axes' labels; by default 8.5.")
 
 

@@ -67,7 +67,8 @@ def fitting_scale(values: Sequence[float] | np.ndarray, log: bool = False) -> Sc
         return Scale(*AROUND_ZERO)
     low, high = float(held.min()), float(held.max())
     if log:
-        return Scale(low / 1.15, high * 1.15, True) if high / low > 1.3 else Scale(low / 2, high * 2, True)
+        margin = min(max((high / low) ** 0.1, 1.02), 1.15) if high > low else 2.0
+        return Scale(low / margin, high * margin, True)
     if 0 < low < 0.35 * high:
         low = 0.0
     room = (high - low) * 0.05 or abs(high) * 0.1 or 1.0

@@ -19,6 +19,7 @@ from ..pictures.point_labels import place_labels, spread_apart
 from ..pictures.style import RUN_COLOURS
 from .scales import CIVIDIS, Scale, cell_colour, depth_colour, fitting_scale, png_of_cells, tick_text
 from .specs import (
+    LOOKS,
     ChartPanel,
     CurvePanel,
     HeatmapPanel,
@@ -45,6 +46,8 @@ _MOST_NUMBERED = (16, 12)
 """Largest numbers of rows and columns of a map with numbers in its cells; a larger map is a picture."""
 _DASHES = {"dashed": "5 3", "dotted": "1.5 2.5", "control": "4 3"}
 _KEY_LOOKS = {"dots": "dot"}
+PALE = 0.4
+"""Opacity of the first of two steps."""
 
 
 def still(panel: ChartPanel, description: str = "") -> Markup:
@@ -85,12 +88,16 @@ class Line:
     """Title of its small panel; "" belongs to all."""
     faint: bool = False
     """True for one of many heads, whose mean stands out."""
+    pale: bool = False
+    """True for the first of two steps."""
+    run: int | None = None
+    """Place among the runs."""
 
 
 def lines_of(panel: CurvePanel) -> Iterator[Line]:
     """Yield the lines that the page shows at first: whole runs, the last step, the mean of the heads.
 
-    Small panels show every head, and two steps are both shown, the first dashed.
+    Small panels show every head, and two steps are both shown, the first paler.
     """
     plain = any(len(series.axes) == 1 and series.look not in ("control", "band") for series in panel.series)
     led = [s for s in panel.series if not (s.probe and panel.lead) or s.probe == panel.lead]
@@ -99,7 +106,7 @@ def lines_of(panel: CurvePanel) -> Iterator[Line]:
         if panel.x not in series.axes or not len(series.axes[panel.x]):
             continue
         steps = series.axes.get("step", ()) if panel.x != "step" else ()
-        both = len(steps) == 2 and not series.facet and series.look == "solid"
+        both = len(steps) == 2 and not series.facet and series.look in LOOKS
         for when in (0, 1) if both else (-1,):
             yield from _lines_at(panel, series, when, len(steps))
 
@@ -107,12 +114,11 @@ def lines_of(panel: CurvePanel) -> Iterator[Line]:
 def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Iterator[Line]:
     """Yield the lines of a series, at one of its steps if it has several."""
     values, axes = np.asarray(series.values, dtype=float), {k: list(v) for k, v in series.axes.items()}
-    said, look = "", series.look
+    said, look, pale = "", series.look, when == 0
     if n_steps:
         values = values.take(when, list(axes).index("step"))
         step = axes.pop("step")[when]
         said = f"step {step:,}" if n_steps > 1 else ""
-        look = "dashed" if when == 0 else look
     values = np.moveaxis(values, list(axes).index(panel.x), -1)
     x = np.asarray(axes.pop(panel.x), dtype=float)
     if not np.isfinite(x).all():
@@ -131,9 +137,9 @@ def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Ite
         for i, layer in enumerate(axes["layer"]):
             lines, facet = (values[i] if "head" in axes else values[i][None]), f"block {layer}"
             for line in lines if len(lines) > 1 else ():
-                yield Line(x, line, colour, "one head", look, "", facet=facet, faint=True)
+                yield Line(x, line, colour, "one head", look, "", facet=facet, faint=True, run=series.run)
             name = ("mean of the heads" if len(lines) > 1 else "the head") if "head" in axes else series.name
-            yield Line(x, lines.mean(0), colour, name, look, "", facet=facet)
+            yield Line(x, lines.mean(0), colour, name, look, "", facet=facet, run=series.run)
         return
     for index in product(*counts):
         where = ", ".join(
@@ -146,7 +152,7 @@ def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Ite
             continue
         ends = (axes["layer"][0], axes["layer"][-1]) if "layer" in axes else None
         plain_name = ", ".join(filter(None, [series.name, said]))
-        yield Line(x, values[index], colour, name, look, plain_name, ends, facet)
+        yield Line(x, values[index], colour, name, look, plain_name, ends, facet, pale=pale, run=series.run)
 
 
 def _depth(index: int, count: int) -> str:
@@ -273,31 +279,28 @@ def _curves(panel: CurvePanel, described: str) -> Markup:
     return Markup(picture + _keys(lines))
 
 
-def names_of(lines: Sequence[Line]) -> tuple[dict[tuple[str, str], str], tuple[int, int] | None]:
-    """Return the colours of a panel's (name, look) for its keys, and the blocks of its scale of colours, if it has
-    one.
-    """
+def keys_of(lines: Sequence[Line]) -> tuple[list[Line], tuple[int, int] | None]:
+    """Return a line for each of a panel's keys, and the blocks of its scale of colours, if it has one."""
     of_blocks = [line for line in lines if line.blocks is not None]
     scaled = of_blocks[0].blocks if len({line.name for line in of_blocks}) > MOST_NAMED else None
-    names: dict[tuple[str, str], str] = {}
+    keys: dict[tuple[str, str, bool], Line] = {}
     for line in lines:
         if scaled and line.blocks is not None:
-            names[line.plain_name, line.look] = "var(--ink)"
-        else:
-            names[line.name, "faint" if line.faint else line.look] = line.colour
-    names = {(name, look): colour for (name, look), colour in names.items() if name}
+            line = replace(line, name=line.plain_name, colour="var(--ink)")
+        if line.name:
+            keys[line.name, line.look, line.faint] = line
     # One name alone tells nothing apart.
-    return {} if len(names) == 1 and scaled else names, scaled
+    return [] if len(keys) == 1 and scaled else list(keys.values()), scaled
 
 
 def _keys(lines: Sequence[Line]) -> str:
     """Render the names of lines, and the scale of the blocks' colours."""
-    names, scaled = names_of(lines)
+    shown, scaled = keys_of(lines)
     scale = _scale(f"block {scaled[0]}", str(scaled[1]), [depth_colour(i / 6) for i in range(7)]) if scaled else ""
     keys = "".join(
-        f'<span><i class="{escape(_KEY_LOOKS.get(look, look))}" style="--c:{colour}"></i>'
-        f"{escape(shorten(name, 40))}</span>"
-        for (name, look), colour in names.items()
+        f'<span><i class="{"faint" if key.faint else escape(_KEY_LOOKS.get(key.look, key.look))}" '
+        f'style="--c:{key.colour}{f";opacity:{PALE}" if key.pale else ""}"></i>{escape(shorten(key.name, 40))}</span>'
+        for key in shown
     )
     return scale + (f'<div class="keys">{keys}</div>' if keys else "")
 
@@ -376,13 +379,14 @@ def _draw_line(line: Line, across: Across, scale: Scale, frame: _Frame, *, many:
             pieces.append(f"{pen}{x:.1f} {y:.1f}")
         pen = "L" if math.isfinite(y) else "M"
     dash = f' stroke-dasharray="{_DASHES[line.look]}"' if line.look in _DASHES else ""
-    faint = ' opacity=".45" style="stroke-width:.8"' if line.faint else ""
+    faint = ' opacity=".45" style="stroke-width:.8"' if line.faint else f' opacity="{PALE}"' if line.pale else ""
     path = f'<path class="l" d="{"".join(pieces)}" stroke="{line.colour}"{dash}{faint}/>' if pieces else ""
     lone = len(line.x) == 1
     if not lone and (many or len(points) >= 25 or line.look == "control" or line.faint):
         return path
     dots = [(x, y) for x, y in points if math.isfinite(y)]
-    return path + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1.8" fill="{line.colour}"/>' for x, y in dots)
+    dot = f'r="1.8" fill="{line.colour}"{faint}'
+    return path + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" {dot}/>' for x, y in dots)
 
 
 _NAME_WIDTH, _NAME_GAP = 100, 11.0

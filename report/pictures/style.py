@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure, FigureBase
+    from matplotlib.figure import Figure, SubFigure
 
 # ── palette ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Light form → dark form. Run colours after Okabe and Ito, the pale ones darkened until each has a contrast of 3:1.
@@ -59,7 +59,7 @@ _STYLE: Any = {
     "legend.columnspacing": 1.4,
     "legend.fontsize": 8,
     "legend.frameon": False,
-    "legend.handlelength": 2.0,
+    "legend.handlelength": 2.5,
     "legend.labelcolor": INK,
     "lines.linewidth": 1.4,
     "lines.markersize": 3,
@@ -119,26 +119,33 @@ def run_colour(run: int) -> str:
     return RUN_COLOURS[run % len(RUN_COLOURS)]
 
 
-def plain_legend(figure: FigureBase, entries: Sequence[tuple[str, Any]], columns: int = 3) -> None:
-    """Add a legend above the axes, whose words are no formulas: a run's name may have a dollar sign."""
-    words, marks = zip(*entries, strict=True)
-    for text in figure.legend(marks, words, loc="outside upper left", ncols=columns).get_texts():
-        text.set_parse_math(False)
-
-
-def add_legend(figure: Figure, entries: Sequence[tuple[str, Any]], columns: int = 3) -> None:
-    """Add a legend above the axes; the figure grows by its height.
+def add_legend(figure: Figure | SubFigure, entries: Sequence[tuple[str, Any]], *, grows: bool = True) -> float:
+    """Add a legend above the axes, with as many columns as have room; return its height in inches.
 
     Args:
-        figure: figure of `new_figure`.
+        figure: figure with a constrained layout, or a part of one, which never grows.
         entries: words, with their line or area.
-        columns: entries in a row.
+        grows: add the legend's height to the figure's.
     """
+    from matplotlib.figure import Figure
+
     if not entries:
-        return
-    plain_legend(figure, entries, columns)
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 14 / 72 * -(-len(entries) // columns))
+        return 0.0
+    words, marks = zip(*entries, strict=True)
+    for rows in range(1, len(entries) + 1):
+        columns = -(-len(entries) // rows)
+        legend = figure.legend(marks, words, loc="outside upper left", ncols=columns)
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # a run's name may have a dollar sign
+        box = legend.get_window_extent()
+        if columns == 1 or box.width <= figure.bbox.width:
+            break
+        legend.remove()
+    tall = float(box.height / figure.dpi)
+    if grows and isinstance(figure, Figure):
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + tall)
+    return tall
 
 
 def legend_line(**look: Any) -> Any:

@@ -14,7 +14,7 @@ from birthmark.measure.records import Snapshot
 from birthmark.report.charts.chart_page import thinned
 from birthmark.report.charts.scales import CIVIDIS, png_of_cells
 from birthmark.report.charts.specs import CurvePanel, HeatmapPanel, Series
-from birthmark.report.charts.stills import lines_of, names_of
+from birthmark.report.charts.stills import keys_of, lines_of
 from birthmark.report.csv_files import LabelledArray, to_csv
 from birthmark.report.pictures.panels import blocks_of_change, evenly_spaced
 from birthmark.report.run_page import build_report
@@ -113,11 +113,11 @@ def test_a_page_shows_planted_changes_in_the_same_blocks_of_every_picture_and_pr
 def test_few_blocks_have_names_and_many_a_scale_from_the_first_to_the_last(n_blocks):
     values = np.arange(float(3 * n_blocks)).reshape(3, n_blocks)
     panel = CurvePanel("p", "", [Series(values, {"step": range(3), "layer": range(1, n_blocks + 1)}, 0)])
-    names, scaled = names_of(list(lines_of(panel)))
+    names, scaled = keys_of(list(lines_of(panel)))
     if n_blocks <= 6:
-        assert ([name for name, _ in names], scaled) == ([f"block {i + 1}" for i in range(n_blocks)], None)
+        assert ([key.name for key in names], scaled) == ([f"block {i + 1}" for i in range(n_blocks)], None)
     else:
-        assert (names, scaled) == ({}, (1, n_blocks))
+        assert (names, scaled) == ([], (1, n_blocks))
 
 
 # ── sizes of pages ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -63,11 +63,14 @@ def test_a_block_that_was_not_seen_has_empty_cells():
     assert re.findall("<td[^>]*>(.*?)</td>", picture) == ["0.10", "0.20", "", ""]
 
 
-def test_two_steps_are_both_shown_and_the_first_is_dashed(tmp_path):
+def test_two_steps_are_both_shown_and_the_first_is_pale(tmp_path):
     series = Series(np.array([[1.0, 2.0], [3.0, 4.0]]), {"step": [0, 8], "layer": [1, 2]}, 0)
     panel = CurvePanel("p", "", [series], "layer")
-    first, last = ((line.name, line.look, line.y.tolist()) for line in lines_of(panel))
-    assert (first, last) == (("step 0", "dashed", [1, 2]), ("step 8", "solid", [3, 4]))
+    first, last = ((line.name, line.look, line.pale, line.y.tolist()) for line in lines_of(panel))
+    assert (first, last) == (("step 0", "solid", True, [1, 2]), ("step 8", "solid", False, [3, 4]))
+    assert re.findall(r'<i class="solid" style="--c:var\(--run-0\)(.*?)"></i>(.*?)<', still(panel)) == [
+        (";opacity:0.4", "step 0"), ("", "step 8"),
+    ]  # fmt: skip
     save_panels([panel, MatrixPanel("m", "pairs", "ab", "ab", np.eye(2), 0.1)], tmp_path / "f.svg")
     assert "pairs" in (tmp_path / "f.svg").read_text()
 
