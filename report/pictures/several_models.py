@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,7 +114,9 @@ def draw_matrix(names: Sequence[str], tests: Iterable[tuple[int, int, Fingerprin
     z_MM, verdicts_MM = z_MM[np.ix_(order, order)], verdicts_MM[np.ix_(order, order)]
     labels = [shorten(names[i], 32) for i in order]
     side = max(150, 22 * n)
-    figure, axes = new_figure(side + 6 * max(map(len, labels)) + 70, side + 5 * max(map(len, labels)) + 40)
+    longest = max(map(len, labels))
+    lines = wrap(title, (side + 70) // 6)
+    figure, axes = new_figure(side + 6 * longest + 70, side + 5 * longest + 28 + 12 * len(lines))
     axes.grid(visible=False)
     shares_MM = np.log(np.clip(z_MM, PALE_Z, FULL_Z) / PALE_Z) / np.log(FULL_Z / PALE_Z)
     shown = np.ma.masked_array(shares_MM, np.isnan(z_MM) | np.eye(n, dtype=bool))
@@ -134,5 +137,5 @@ def draw_matrix(names: Sequence[str], tests: Iterable[tuple[int, int, Fingerprin
     what = "z (bold: kin; –: undefined)" if n <= _MOST_NUMBERED_MODELS else "z (●: kin; –: undefined)"
     numbers = [f"≤ {PALE_Z:g}", "10", "30", f"≥ {FULL_Z:g}"]
     add_colour_bar([axes], pale_to_full(), ticks.tolist(), labels=numbers, label=what, share=0.7)
-    axes.set_title(title, parse_math=False)
+    axes.set_title("\n".join(lines), parse_math=False)
     return figure

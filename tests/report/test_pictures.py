@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from birthmark.report.charts.stills import lines_of, still
 from birthmark.report.csv_files import LabelledArray
 from birthmark.report.figure import save_panel, save_panels
 from birthmark.report.pictures.point_labels import place_labels
+from birthmark.report.pictures.several_models import draw_matrix
 from birthmark.report.sections.dominance import DOMINANCE
 from birthmark.report.sections.section import Section
 from birthmark.report.sections.seed_mark import DIRECTION
@@ -109,3 +111,14 @@ def test_labels_do_not_lie_on_one_another():
     # With room, a label stands right of its point.
     (corner,) = place_labels(points[:1], sizes[:1], (0, 0, 300, 300), gap=4)
     assert corner == pytest.approx(points[0] + [4, -4])
+
+
+def test_the_title_of_a_matrix_of_two_models_is_within_the_picture():
+    found = SimpleNamespace(z=-0.5, verdict="stranger")
+    figure = draw_matrix(
+        ["A", "B"], [(0, 1, found)], "null dimensions, 2000 sequences of 64 random tokens of a vocabulary"
+    )
+    figure.draw_without_rendering()
+    box = figure.axes[0]._left_title.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert figure.axes[0].bbox.y1 <= box.y0 < box.y1 <= figure.bbox.height
