@@ -139,7 +139,7 @@ const charts = (() => {
       }
       const first = members[0], group = data.runs[first.run].group;
       kept.push({ ...first, x, y: mean, low, high, members, group,
-        name: [first.name, `mean of ${members.length} seeds`].filter(Boolean).join(", ") });
+        name: [first.name === group ? "" : first.name, `mean of ${members.length} seeds`].filter(Boolean).join(", ") });
     }
     return kept;
   };
@@ -356,6 +356,7 @@ const charts = (() => {
     // Names of runs stand once, in the bar of controls.
     const groups = new Set(lines.filter(line => line.members).map(line => line.group));
     groups.forEach(group => add(group, "solid", colourOf(lines.find(line => line.group === group), false, data)));
+    if (groups.size) add("band: least to largest of the seeds", "band", css("--muted"));
     // Several lines of a group differ in their looks, whose names stand once for all groups.
     const looks = new Map(lines.filter(line => line.members).map(line => [line.look, line.members[0].name]));
     if (looks.size > 1) looks.forEach((name, look) => add(name, look, css("--ink")));
@@ -416,7 +417,7 @@ const charts = (() => {
       found.push([away, row(colourOf(line, single, data), name + aside, written(value))]);
       for (const member of line.members || []) {
         const there = member.y[member.x.indexOf(x)];
-        if (finite(there)) found.push([away + 0.5, row(alpha(colourOf(line, single, data), 0.5), data.runs[member.run].name, written(there))]);
+        if (finite(there)) found.push([away + 1e4, row(alpha(colourOf(line, single, data), 0.5), data.runs[member.run].name, written(there))]);
       }
     });
     if (!found.length) { hideTip(); return; }

@@ -227,6 +227,22 @@ class MatrixPanel:
         return _panel(self)
 
 
+MARKS = {
+    "o": "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z",
+    "s": "M-4-4h8v8h-8z",
+    "D": "M0-5.2L5.2 0L0 5.2L-5.2 0z",
+    "^": "M0-5L5 4h-10z",
+    "v": "M0 5L5-4h-10z",
+    "<": "M-5 0L4-5v10z",
+    "P": "M-1.8-5h3.6v3.2h3.2v3.6h-3.2v3.2h-3.6v-3.2h-3.2v-3.6h3.2z",
+    "X": "M-4.8-2.3L-2.3-4.8L0-2.5L2.3-4.8L4.8-2.3L2.5 0L4.8 2.3L2.3 4.8L0 2.5L-2.3 4.8L-4.8 2.3L-2.5 0z",
+    "p": "M0-5.2L4.9-1.6L3.1 4.2h-6.2L-4.9-1.6z",
+    "h": "M0-5.2L4.5-2.6v5.2L0 5.2L-4.5 2.6v-5.2z",
+    "*": "M0-6.5L1.5-2L6.2-2L2.4.8L3.8 5.3L0 2.5L-3.8 5.3L-2.4.8L-6.2-2L-1.5-2z",
+}
+"""SVG path of each marker of a point, around 0."""
+
+
 @dataclass(frozen=True)
 class Point:
     """A point of a scatter."""
@@ -241,8 +257,8 @@ class Point:
     x_error: tuple[float, float] | None = None
     """Ends of its interval."""
     y_error: tuple[float, float] | None = None
-    hollow: bool = False
-    """A ring: where there are more kinds of points than colours."""
+    marker: str = "o"
+    """Shape, by its letter in matplotlib: a key of `MARKS`."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ..pictures.style import RUN_COLOURS
 from .scales import CIVIDIS, Scale, cell_colour, depth_colour, fitting_scale, png_of_cells, tick_text
 from .specs import (
     LOOKS,
+    MARKS,
     ChartPanel,
     CurvePanel,
     HeatmapPanel,
@@ -615,13 +616,20 @@ def ranking_table(panel: RankingPanel, rows: Sequence[Sequence[str]], when: str)
 def _point_list(panel: ScatterPanel, points: Sequence[Point]) -> Markup:
     """Render the points as a table with their numbers, the lowest x first; the page shows it where it is narrow."""
     rows = "".join(
-        f'<tr><td class="text"><i class="{"ring" if p.hollow else "dot"}" style="--c:{run_variable(p.colour)}"></i>'
+        f'<tr><td class="text">{mark_of(p.marker, run_variable(p.colour))}'
         f"{escape(p.name)}</td>{_with_ends(p.x, p.x_error)}{_with_ends(p.y, p.y_error)}</tr>"
         for p in sorted(points, key=lambda p: (p.x, p.y))
     )
     labels = "".join(f"<th>{escape(label)}</th>" for label in (panel.x_label, panel.y_label))
     head = f'<th class="text"></th>{labels}'
     return Markup(f'<table class="points keys"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
+
+
+def mark_of(marker: str, colour: str) -> Markup:
+    """Draw the marker of points for a key."""
+    drawn = f'<path d="{MARKS[marker]}" fill="{colour}"/>'
+    style = "display:inline-block;width:.95em;margin-right:.4em"
+    return Markup(f'<svg class="mark" viewBox="-7 -7 14 14" style="{style}">{drawn}</svg>')
 
 
 def _with_ends(value: float, ends: tuple[float, float] | None) -> str:
@@ -677,12 +685,8 @@ def _scatter(panel: ScatterPanel, described: str) -> Markup:
         middle = (left + size[0] / 2, top + size[1] / 2)
         if math.dist(middle, (x, y)) > 12 + size[0] / 2:
             parts.append(f'<line class="g" x1="{x:.1f}" y1="{y:.1f}" x2="{middle[0]:.1f}" y2="{middle[1]:.1f}"/>')
-        look = (
-            f'r="3.8" fill="var(--paper)" stroke="{colour}" stroke-width="1.8"'
-            if p.hollow
-            else f'r="4.5" fill="{colour}"'
-        )
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" {look} data-tip="{tip}"/>')
+        mark = f'class="mark" d="{MARKS[p.marker]}" transform="translate({x:.1f} {y:.1f})" fill="{colour}"'
+        parts.append(f'<path {mark} data-tip="{tip}"/>')
         parts.append(f'<text class="name" x="{left:.1f}" y="{top + 9.5:.1f}">{escape(shorten(p.name, 28))}</text>')
     box = f'<svg class="scatter" viewBox="0 0 {width} {height}" {described}>'
     return _point_list(panel, points) + Markup(f"{box}{''.join(parts)}</svg>")

@@ -12,7 +12,6 @@ from ...findings.formatting import shorten
 from ...report.pictures.axes import count_formatter, log_axis, no_ticks
 from ...report.pictures.saving import save_both
 from ...report.pictures.style import (
-    INK,
     MUTED,
     PAPER,
     REFERENCE,
@@ -32,6 +31,7 @@ _WIDTH = 540  # points: the text of a page with small margins
 _COLUMNS = 4
 _MARKERS = "osD^vPXph<"
 _SMALL = 7
+_OF_SEEDS = "bar: range over seeds"
 #: A mass above which sinks are drawn on an axis from 0 to 1.
 _A_SINK = 0.3
 
@@ -44,10 +44,16 @@ class Family(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Look of an arm in all panels."""
+    """Look of an arm in every panel of the figure and of the page."""
 
-    colour: str
+    place: int
+    """Place of its colour among those of runs."""
     marker: str
+
+    @property
+    def colour(self) -> str:
+        """Colour of its lines and points."""
+        return run_colour(self.place)
 
     @property
     def size(self) -> int:
@@ -71,12 +77,22 @@ def families(study: ArmStudy, results: Sequence[ArmResult]) -> list[Family]:
 
 
 def _in_parts(family: Family) -> list[Family]:
-    """Split a family into as few parts as have a colour for each arm."""
+    """Split a family into as few parts as have a colour for each arm, beside the first arm's."""
     n_arms = len(family.arms)
-    n_parts = -(-n_arms // len(RUN_COLOURS))
-    # Evenly: 7 arms are 4 and 3, not 6 and 1.
+    n_parts = -(-n_arms // (len(RUN_COLOURS) - 1))
+    # Evenly: 6 arms are 3 and 3, not 5 and 1.
     chunks = np.array_split(np.arange(n_arms), n_parts) if n_arms else []
     return [Family(family.title, [family.arms[i] for i in chunk]) for chunk in chunks]
+
+
+def looks_of(study: ArmStudy, grouped: Sequence[Family]) -> dict[str, Look]:
+    """Return the look of each arm: a marker for its family, a colour within it; the first arm's is its alone."""
+    looks = {
+        result.arm: Look(1 + i, _MARKERS[place % len(_MARKERS)])
+        for place, family in enumerate(grouped)
+        for i, result in enumerate(family.arms)
+    }
+    return looks | {next(iter(study.arms)): Look(0, "*")}
 
 
 def draw_study(study: ArmStudy, results: Sequence[ArmResult], out: Path) -> list[str]:
@@ -93,13 +109,7 @@ def study_figure(study: ArmStudy, results: Sequence[ArmResult]) -> Figure:
 
     grouped = families(study, results)
     first = next((result for result in results if result.arm == next(iter(study.arms))), None)
-    looks = {
-        result.arm: Look(run_colour(i), _MARKERS[place % len(_MARKERS)])
-        for place, family in enumerate(grouped)
-        for i, result in enumerate(family.arms)
-    }
-    if first is not None:
-        looks[first.arm] = Look(INK, "*")
+    looks = looks_of(study, grouped)
     panels = grouped or [Family("", [])]
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
@@ -113,7 +123,10 @@ def study_figure(study: ArmStudy, results: Sequence[ArmResult]) -> Figure:
     above.set_facecolor("none")
     below.set_facecolor("none")
     above.suptitle(
-        "Sink mass over optimizer steps: mean and range of the seeds; grey: uniform", x=0.01, ha="left", size=8.5
+        "Sink mass over optimizer steps: mean of the seeds; band: least to largest of them; grey: uniform",
+        x=0.01,
+        ha="left",
+        size=8.5,
     )
     grid = above.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, height_ratios=upper)
     _sinks_over_training(grid, panels, first, looks)
@@ -222,7 +235,7 @@ def _sink_at_the_end(axes: Axes, results: Sequence[ArmResult], looks: dict[str, 
     if uniform is not None:
         axes.axvline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
     axes.set_title("Sink mass at the end")
-    axes.set_xlabel("share of the row; grey: uniform")
+    axes.set_xlabel(f"share of the row; grey: uniform\n{_OF_SEEDS}")
     axes.set_xscale("symlog", linthresh=0.01, linscale=0.35)
     axes.set_xticks([0, 0.01, 0.1, 1], labels=["0", "0.01", "0.1", "1"])
     axes.xaxis.set_minor_locator(no_ticks())
@@ -233,7 +246,8 @@ def _task_loss(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look])
     name = task_loss(results)
     means = _means(axes, results, looks, lambda result: result.figures[name])
     axes.set_title("Is the task learned?" if name == "trigger_loss" else "Loss")
-    axes.set_xlabel("loss on triggers (nats)" if name == "trigger_loss" else "validation loss (nats)")
+    words = "loss on triggers (nats)" if name == "trigger_loss" else "validation loss (nats)"
+    axes.set_xlabel(f"{words}\n{_OF_SEEDS}")
     if len(means) and means.max() > 4 * means.min() > 0:
         axes.set_xscale("log")
         low, high = axes.get_xlim()
@@ -272,4 +286,4 @@ def _variance(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) 
     axes.set_xlim(min(low, 0.3), max(high, 30))
     log_axis(axes.xaxis)
     axes.set_title("Variance of position 0")
-    axes.set_xlabel("σ²(0)/σ²(late); hollow: birth")
+    axes.set_xlabel("σ²(0)/σ²(late); hollow: birth\nbar: range over blocks")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,11 +18,11 @@ from ...measure.config import SnapshotConfig
 from ...metrics.quantities import MEASURED
 from ...report.charts.chart_page import Block, Fold, Heading, Html, Panels, Prose, render_page
 from ...report.charts.specs import CurvePanel, PageRun, Point, ScatterPanel, Series
-from ...report.pictures.style import RUN_COLOURS
+from ...report.charts.stills import mark_of
 from ...report.table import Column, Table, broken
 from ..trial_lock import failed_runs
 from ..trials import Trial
-from .figure import Family, families
+from .figure import Family, Look, families, looks_of
 from .results import SCALARS, ArmResult, Spread, spread, task_loss
 from .trials import ArmStudy
 
@@ -156,29 +156,28 @@ def print_results(study: ArmStudy, results: Sequence[ArmResult], console: Consol
 
 # ---------------------------------------------------------------- the page: sentences, a scatter, curves and a table
 
-#: Colour of the first arm, which every family's panel shows.
-_FIRST_COLOUR = 0
 _TIMES = "Time of a step: mean (range) over seeds of each run's median. Compare only runs that had a machine alone."
 
 
 def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Trial], out: Path) -> str:
     """Render the page; it fetches nothing, and links to the runs' own reports below ``out``."""
     grouped = families(study, results)
+    looks = looks_of(study, grouped)
     first = next((result for result in results if result.arm == next(iter(study.arms))), None)
     *answers, rests_on = outcome(study, results)
     blocks: list[Block] = [
         *(Prose(sentence) for sentence in answers),
         Prose(rests_on, note=True),
-        Panels([_scatter(results, grouped, first)], wide=True),
-        Html(_legend(grouped, first)),
-        Heading("training", "Sink mass over training", f"Mean over the seeds of each arm. {_common(first)}"),
-        Panels(_curves(results, grouped, first)),
+        Panels([_scatter(results, grouped, looks)], wide=True),
+        *([Html(_legend(grouped, looks))] if len(grouped) > 1 else []),
+        Heading("training", "Sink mass over training", _about_curves(results, first)),
+        Panels(_curves(results, grouped, first, looks)),
         Heading("table", "All figures"),
         _with_times(table_of(study, results), results),
         *(Prose(note, note=True) for note in (notes(study, results), _TIMES, failed_runs(trials)) if note),
         Fold("Runs", [_links(study, trials, out)]),
     ]
-    return render_page(study.name, blocks, runs=[PageRun(result.arm) for result in results], about="Birthmark study")
+    return render_page(study.name, blocks, runs=_page_runs(results), about="Birthmark study")
 
 
 # ── in sentences ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -271,17 +270,19 @@ def _by_loss(
 # ── in pictures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], first: ArmResult | None) -> ScatterPanel:
+def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], looks: Mapping[str, Look]) -> ScatterPanel:
     name = task_loss(results)
-    places = {arm.arm: place for place, family in enumerate(grouped) for arm in family.arms}
+    titles = {arm.arm: family.title for family in grouped for arm in family.arms}
     points = [
         Point(
             r.sink.mean,
             r.figures[name].mean,
             r.arm,
-            tip=f"{r.sink.n} seed{'' if r.sink.n == 1 else 's'}, step {r.step:,}",
-            colour=_colour(places[r.arm]) if r.arm in places else _FIRST_COLOUR,
-            hollow=_is_hollow(places.get(r.arm, 0)),
+            tip="\n".join(
+                filter(None, [titles.get(r.arm), f"{r.sink.n} seed{'' if r.sink.n == 1 else 's'}, step {r.step:,}"])
+            ),
+            colour=looks[r.arm].place,
+            marker=looks[r.arm].marker,
             x_error=_ends(r.sink),
             y_error=_ends(r.figures[name]),
         )
@@ -320,54 +321,41 @@ def _ends(spread: Spread) -> tuple[float, float] | None:
     return (spread.min, spread.max) if spread.n > 1 else None
 
 
-def _colour(family: int, arm: int = 0) -> int:
-    """Colour of a family; its arms continue from it if they have separate lines. None is the first arm's."""
-    return 1 + (family + arm) % (len(RUN_COLOURS) - 1)
-
-
-def _is_hollow(family: int) -> bool:
-    """Return True if the points of a family are rings, with which the colours start again."""
-    return family // (len(RUN_COLOURS) - 1) % 2 == 1
-
-
-def _legend(grouped: Sequence[Family], first: ArmResult | None) -> Markup:
-    """Draw the families' symbols."""
-    entries = [
-        (family.title or "arms", _colour(place), "ring" if _is_hollow(place) else "dot")
-        for place, family in enumerate(grouped)
-    ]
-    inside = {arm.arm for family in grouped for arm in family.arms}
-    if first is not None and first.arm not in inside:
-        entries.insert(0, (first.arm, _FIRST_COLOUR, "dot"))
+def _legend(grouped: Sequence[Family], looks: Mapping[str, Look]) -> Markup:
+    """Draw the families' markers."""
     spans = (
-        f'<span><i class="{look}" style="--c:var(--run-{colour})"></i>{escape(title)}</span>'
-        for title, colour, look in entries
+        f"<span>{mark_of(looks[family.arms[0].arm].marker, 'var(--ink)')}{escape(family.title or 'arms')}</span>"
+        for family in grouped
     )
     return Markup(f'<div class="keys">{"".join(spans)}</div>')
 
 
-def _common(first: ArmResult | None) -> str:
-    return "" if first is None else f"Every panel has {first.arm}, dashed."
+def _about_curves(results: Sequence[ArmResult], first: ArmResult | None) -> str:
+    several = "Mean of the seeds of each arm; band: least to largest of them. "
+    common = "" if first is None else f"Every panel has {first.arm}."
+    return (several if any(r.n_runs > 1 for r in results) else "") + common
 
 
-def _curves(results: Sequence[ArmResult], grouped: Sequence[Family], first: ArmResult | None) -> list[CurvePanel]:
-    """Draw a panel per family."""
+def _page_runs(results: Sequence[ArmResult]) -> list[PageRun]:
+    """Return a run for each seed of each arm."""
+    return [
+        PageRun(f"{r.arm}, seed {seed}", r.arm) if r.n_runs > 1 else PageRun(r.arm) for r in results for seed in r.seeds
+    ]
+
+
+def _curves(
+    results: Sequence[ArmResult], grouped: Sequence[Family], first: ArmResult | None, looks: Mapping[str, Look]
+) -> list[CurvePanel]:
+    """Draw a panel per family, with a line for each seed: the page shows their mean on a band."""
     panels = []
-    places = {result.arm: place for place, result in enumerate(results)}
+    names = [r.arm for r in results for _ in r.seeds]
     for number, family in enumerate(grouped or [Family("", [])]):
-        colours = {arm.arm: _colour(number, i) for i, arm in enumerate(family.arms)}
         shown = [first, *family.arms] if first is not None and first not in family.arms else family.arms
         series = [
-            Series(
-                r.sinks.mean(0),
-                {"step": r.steps},
-                places[r.arm],
-                r.arm,
-                "dashed" if r is first else "solid",
-                colour=colours.get(r.arm, _FIRST_COLOUR),
-            )
+            Series(sinks, {"step": r.steps}, names.index(r.arm) + i, r.arm, colour=looks[r.arm].place)
             for r in shown
             if r.steps
+            for i, sinks in enumerate(r.sinks)
         ]
         level = next((r for r in shown if r.steps and np.isfinite(r.uniform)), None)
         if level is not None:

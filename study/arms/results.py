@@ -105,6 +105,8 @@ class ArmResult:
     sinks: np.ndarray
     """``[runs, steps]`` sink mass: on the task's text where it was measured, a share of the row's sum where rows do
     not sum to 1."""
+    seeds: Sequence[int] = ()
+    """Seed of each of these runs."""
     own: dict[str, str] = field(default_factory=dict)
     """Labels of the figures that metrics of the user gave."""
     step_s: Spread = field(default_factory=lambda: spread([]))
@@ -219,6 +221,7 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
         uniform=next((finite_or_nan(end.get("sink_uniform")) for end in ends), math.nan),
         steps=measured,
         sinks=np.array([[_sink(read.rows[at]) for at in measured] for read in reads]),
+        seeds=[read.trial.seed for read in reads],
         own=own,
         step_s=spread([read.step_s for read in reads]),
     )

@@ -103,7 +103,7 @@ def test_stills_say_what_the_panel_holds():
     assert re.findall(r">([\d.]+)</td>", heat) == ["8.00", "9.00", "10", "11"]
     assert ranking.count("<caption>") == 2  # birth and the last step
     assert re.findall(r"([\d.]+)%,var\(--paper\)", matrix) == ["89", "6", "90"]  # z 38, a stranger's z 1, z -40
-    assert scatter.count("<circle") == 1
+    assert scatter.count('<path class="mark"') == 1
 
 
 def test_a_panel_without_numbers_says_so():

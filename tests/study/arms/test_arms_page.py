@@ -1,5 +1,6 @@
 """The page of a study of arms: sentences that the figures bear out, every arm in it, and a browser that draws it."""
 
+import json
 import re
 from types import SimpleNamespace
 
@@ -9,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from birthmark.files import write_text
+from birthmark.report.charts.specs import MARKS
+from birthmark.report.pictures.style import RUN_COLOURS
+from birthmark.study.arms.figure import study_figure
 from birthmark.study.arms.page import arms_page, outcome
 from birthmark.study.arms.results import ArmResult, spread
 
@@ -23,7 +27,7 @@ def arm(name, sinks, losses):
     """An arm whose seeds end with these sink masses and losses."""
     course = np.array([[UNIFORM, (UNIFORM + sink) / 2, sink] for sink in sinks])
     figures = {key: spread([]) for key in EMPTY} | {"sink_mass": spread(sinks), "val_loss": spread(losses)}
-    return ArmResult(name, len(sinks), 20, figures, UNIFORM, [0, 10, 20], course)
+    return ArmResult(name, len(sinks), 20, figures, UNIFORM, [0, 10, 20], course, list(range(len(sinks))))
 
 
 def study_of(results, families=None, n_seeds=2):
@@ -122,13 +126,40 @@ def test_ten_families_are_told_apart_by_their_points(tmp_path):
     results = [arm(f"arm-{i}", [0.05 * i, 0.05 * i], [1 + i, 1 + i]) for i in range(11)]
     families = {f"family {i}": [f"arm-{i}"] for i in range(1, 11)}
     text = arms_page(study_of(results, families), results, [], tmp_path)
-    keys = re.findall(r'<span><i class="(dot|ring)" style="--c:var\((--run-\d)\)"></i>([^<]+)<', text)
-    drawn = r'<circle [^>]*fill="var\((--[a-z0-9-]+)\)"(?: stroke="var\((--run-\d)\)")?[^>]*data-tip="(.+)'
-    circles = re.findall(drawn, text)
-    looks = {name: ("ring", ring) if fill == "--paper" else ("dot", fill) for fill, ring, name in circles}
-    assert len({key[:2] for key in keys}) == len(keys) == 11
-    for look, colour, title in keys:
-        assert looks[title.replace("family ", "arm-")] == (look, colour)
+    keys = re.findall(r'<span><svg [^>]*><path d="([^"]+)" fill="var\(--ink\)"/></svg>([^<]+)<', text)
+    points = {name: d for d, name in re.findall(r'<path class="mark" d="([^"]+)"[^>]*data-tip="(.+)', text)}
+    assert len({d for d, _ in keys}) == len(keys) == 10
+    assert len(points) == 11
+    for d, title in keys:
+        assert points[title.replace("family ", "arm-")] == d
+
+
+def test_an_arm_has_one_colour_and_marker_in_figure_scatter_and_curves(tmp_path):
+    results = [arm(f"arm-{i}", [0.05 * i, 0.06 * i], [1 + i, 1.5 + i]) for i in range(9)]
+    for result in results:
+        result.figures.update({f"variance_discrepancy_{at}.1": spread([1.0, 2.0]) for at in ("birth", "end")})
+    study = study_of(results, {"one": ["arm-1", "arm-2"], "two": [f"arm-{i}" for i in range(3, 9)]})
+    page = arms_page(study, results, [], tmp_path)
+    point = r'<path class="mark" d="([^"]+)"[^>]*fill="var\(--run-(\d)\)" data-tip="(arm-\d)'
+    in_scatter = {name: (int(colour), d) for d, colour, name in re.findall(point, page)}
+    data = json.loads(re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.S)[1])
+    series = [s for p in data["panels"].values() if p["kind"] == "curves" for s in p["series"] if "run" in s]
+    in_curves = {(s["name"], s["colour"]) for s in series}
+    assert {name: colour for name, (colour, _) in in_scatter.items()} == dict(in_curves)
+    assert len(in_curves) == 9
+    # A line for each seed, which the page gathers by arm.
+    assert [data["runs"][s["run"]]["group"] for s in series] == [s["name"] for s in series]
+    figure = study_figure(study, results)
+    drawn = {}
+    rows = dict(zip((t.get_text() for t in figure.axes[-3].get_yticklabels()), range(9), strict=True))
+    for axes in figure.axes[-3:-1]:
+        for line in axes.lines:
+            if line.get_marker() not in ("None", "") and len(line.get_ydata()) == 1:
+                drawn.setdefault(line.get_ydata()[0], set()).add((line.get_color(), MARKS[line.get_marker()]))
+    for name, (colour, d) in in_scatter.items():
+        assert drawn[rows[name]] == {(RUN_COLOURS[colour], d)}
+    # Bars are ranges of different things.
+    assert [a.get_xlabel().split("range ")[1] for a in figure.axes[-3:]] == ["over seeds", "over seeds", "over blocks"]
 
 
 @pytest.mark.heavy
@@ -138,7 +169,7 @@ def test_a_browser_draws_it(open_page, page, width, scheme):
     tab = open_page(out, width=width, color_scheme=scheme)
     assert tab.run("document.documentElement.scrollWidth") <= width
     assert tab.run("document.querySelectorAll('.panel.alive canvas').length") == 2
-    assert tab.run("document.querySelectorAll('#panel-arms circle').length") == len(names)
+    assert tab.run("document.querySelectorAll('#panel-arms path.mark').length") == len(names)
     # Where it is narrow, a list with the same names and numbers stands in place of the scatter.
     listed = tab.page.locator("#panel-arms table.points")
     assert listed.is_visible() == (width < 500) != tab.page.locator("#panel-arms svg.scatter").is_visible()
@@ -154,16 +185,18 @@ def test_a_browser_draws_it(open_page, page, width, scheme):
     for i, (left, top, right, bottom) in enumerate(boxes):
         for other in boxes[:i]:
             assert right < other[0] or other[2] < left or bottom - 4 < other[1] or other[3] - 4 < top
-    tab.page.hover("#panel-arms circle >> nth=3")
+    tab.page.hover("#panel-arms path.mark >> nth=3")
     assert names[3] in tab.text(".tip")
     # Each line of a panel has the colour that its key has.
     colours = "all => all.map(e => getComputedStyle(e).borderTopColor)"
     keys = tab.page.locator("#panel-family-0 .keys i").evaluate_all(colours)
     assert len(set(keys)) == 1 + 4 + 1
-    # Hovering names each arm once.
+    assert "band: least to largest of the seeds" in tab.text("#panel-family-0 .keys")
+    # Hovering names each arm once, before its seeds.
     over = tab.page.locator("#panel-family-1 .u-over")
     over.hover(position={"x": over.bounding_box()["width"] - 3, "y": 20})
-    assert sorted(tab.page.locator(".tip .row span").all_inner_texts()) == sorted(["plain", *names[5:], "uniform"])
+    told = [text.removesuffix(", mean of 2 seeds") for text in tab.page.locator(".tip .row span").all_inner_texts()]
+    assert [told.count(name) for name in ("plain", *names[5:])] == [1] * 5
 
 
 def test_an_arm_of_a_family_is_drawn_without_the_first_arm(tmp_path, open_page):
