@@ -113,8 +113,11 @@ class AdapterConfig:
 
     def misfits(self, model: ModelConfig) -> list[str]:
         """List the reasons why it cannot be attached to this model, one line each, with the remedy."""
-        if self.kind == "prefix" and model.attention.normaliser == "differential":
-            return ["adapter.kind prefix brings keys, and model.attention.normaliser differential takes none"]
+        attention = model.attention
+        if self.kind == "prefix" and not attention.rows.takes_keys:
+            return [
+                f"adapter.kind prefix brings keys, and model.attention.normaliser {attention.normaliser} takes none"
+            ]
         if model.attention.latent.is_on and self.kind in ("prefix", "prefix_plus"):
             return [
                 f"adapter.kind {self.kind} reads and brings heads of one width, and those of latent attention have two"

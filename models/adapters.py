@@ -87,7 +87,7 @@ class PrefixKeys(nn.Module):
         self.std = config.d_head**-0.5
         self.key, self.value = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
         self.parameter_roles = {"key": ParameterRole.BIAS, "value": ParameterRole.BIAS}
-        self.as_one = config.attention.is_softmax
+        self.as_one = config.attention.rows.is_softmax
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`~birthmark.models.init.StatesBirth`."""

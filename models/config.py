@@ -431,9 +431,10 @@ class ModelConfig:
                 f"model.t5_buckets is {self.t5_buckets}: give at least 2, and fewer than twice "
                 f"model.t5_max_distance {self.t5_max_distance}"
             )
-        if self.attention.normaliser == "differential" and (self.n_heads % 2 or self.kv_heads != self.n_heads):
+        if self.attention.rows.pairs_heads and (self.n_heads % 2 or self.kv_heads != self.n_heads):
+            normaliser = self.attention.normaliser
             found.append(
-                f"model.attention.normaliser differential pairs heads, and model.n_heads is {self.n_heads} with "
+                f"model.attention.normaliser {normaliser} pairs heads, and model.n_heads is {self.n_heads} with "
                 f"{self.kv_heads} of keys and values: give an even number, and no model.n_kv_heads"
             )
         if self.n_heads % self.kv_heads:
@@ -449,8 +450,8 @@ class ModelConfig:
     def _no_joint_squares(self) -> str:
         """Reason why the kernel that sums squares with the output does not take this attention, and the remedy."""
         attention = self.attention
-        if attention.aggregation == "calibrated" and (not attention.is_softmax or attention.prefix is not None):
-            part = "prefix" if attention.is_softmax else f"normaliser {attention.normaliser}"
+        if attention.aggregation == "calibrated" and (not attention.rows.is_softmax or attention.prefix is not None):
+            part = "prefix" if attention.rows.is_softmax else f"normaliser {attention.normaliser}"
             return f"with model.attention.{part}: its kernel runs causal softmaxes, give separate"
         if self.positions == "t5" or self.dropout.attention:
             part = "positions t5" if self.positions == "t5" else f"dropout.attention {self.dropout.attention}"

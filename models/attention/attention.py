@@ -131,7 +131,7 @@ class KeyValueBias(NoKeyValueBias):
         kind, self.d_model = config.attention.kv_bias, config.d_model
         rows = 1 if config.attention.kv_bias_shared else config.kv_heads
         self.n_heads, self.n_tokens = config.n_heads, config.attention.kv_bias_tokens or 1
-        self.as_one = config.attention.is_softmax
+        self.as_one = config.attention.rows.is_softmax
         n_rows = self.n_tokens * rows
         self.key = nn.Parameter(torch.zeros(n_rows, config.d_key)) if kind in ("key", "key_value") else None
         self.value = nn.Parameter(torch.zeros(n_rows, config.d_value)) if kind in ("value", "key_value") else None

@@ -71,21 +71,56 @@ class LatentConfig:
 
 # ---------------------------------------------------------------- attention
 
-#: Normalisers that weigh each score on its own.
-SimilarityName = Literal["sigmoid", "relu", "elu", "identity"]
-SIMILARITIES: tuple[str, ...] = get_args(SimilarityName)
-
 AggregationName = Literal["plain", "headnorm", "headnorm_released", "differential_norm", "calibrated"]
-#: Normalisers whose rows are explicit, and weigh all scores of a row together.
-EXPLICIT_ROWS = ("softmax_clipped", "softpick")
 NormaliserName = Literal[
-    "softmax", "softmax_off_by_one", "softmax_sink", "softmax_clipped", "softpick", "differential", SimilarityName
-]
+    "softmax", "softmax_off_by_one", "softmax_sink", "softmax_clipped", "softpick", "differential",
+    "sigmoid", "relu", "elu", "identity",
+]  # fmt: skip
 GateName = Literal["none", "head", "channel"]
+RowSum = Literal["one", "at most one", "any"]
+
+
+class Rows(NamedTuple):
+    """Facts about a normaliser's rows of weights. By default those with which least is allowed."""
+
+    row_sum: RowSum
+    """Sum of the absolute weights of one query; ``any`` if it may exceed 1."""
+    fused: bool = False
+    """True if the fused kernels make the output, without a matrix of weights."""
+    takes_keys: bool = False
+    """True if learned keys, and those of an adapter's prefix, may come beside the tokens'."""
+    is_softmax: bool = False
+    """True if weights are shares of one sum of exponentials, in which one key can replace several."""
+    adds_key: bool = False
+    """True if the normaliser itself adds a key, such as a sink's logit, to the softmax of a fused kernel."""
+    pairs_heads: bool = False
+    """True if two neighbouring heads make one row."""
+    normalised_sum: RowSum | None = None
+    """The sum with ``normalise_rows``, for similarities, which weigh each score on its own; None for the others."""
+
+
+#: Facts about the normalisers, by name.
+ROWS: dict[str, Rows] = {
+    "softmax": Rows("one", fused=True, takes_keys=True, is_softmax=True),
+    "softmax_off_by_one": Rows("at most one", fused=True, takes_keys=True, is_softmax=True, adds_key=True),
+    "softmax_sink": Rows("at most one", fused=True, takes_keys=True, is_softmax=True, adds_key=True),
+    "softmax_clipped": Rows("at most one", takes_keys=True),  # any if clip_zeta exceeds 1: see row_sum
+    "softpick": Rows("at most one", takes_keys=True),
+    "differential": Rows("any", fused=True, pairs_heads=True),
+    "sigmoid": Rows("any", takes_keys=True, normalised_sum="one"),
+    "relu": Rows("any", takes_keys=True, normalised_sum="one"),
+    "elu": Rows("any", takes_keys=True, normalised_sum="one"),
+    "identity": Rows("any", takes_keys=True, normalised_sum="any"),
+}
+#: The same about a class of the user's own: its row sums are unknown, and it weighs learned keys.
+_ROWS_OF_USER = Rows("any", fused=True, takes_keys=True)
+#: Normalisers that weigh each score on its own.
+SIMILARITIES = tuple(name for name, rows in ROWS.items() if rows.normalised_sum is not None)
+
 #: Parts that may be a class of the user's own, ``module:Class``, with the names of those that are here.
 OPEN_PARTS: dict[str, tuple[str, ...]] = {
     "aggregation": get_args(AggregationName),
-    "normaliser": get_args(NormaliserName),
+    "normaliser": tuple(ROWS),
     "gate": get_args(GateName),
 }
 
@@ -290,20 +325,31 @@ class AttentionConfig:
         return (self.prefix or 1) - 1
 
     @property
-    def weighs_scores_alone(self) -> bool:
-        """True if the normaliser weighs each score by itself, in place of a softmax over the row."""
-        return self.normaliser in SIMILARITIES
+    def rows(self) -> Rows:
+        """Facts about the normaliser."""
+        return ROWS.get(self.normaliser, _ROWS_OF_USER)
 
     @property
-    def is_softmax(self) -> bool:
-        """True if weights are shares of one sum of exponentials, in which one key can replace several."""
-        return self.normaliser in ("softmax", "softmax_off_by_one", "softmax_sink")
+    def weighs_scores_alone(self) -> bool:
+        """True if the normaliser weighs each score by itself, in place of a softmax over the row."""
+        return self.rows.normalised_sum is not None
+
+    @property
+    def row_sum(self) -> RowSum:
+        """Sum of each query's absolute weights, on tokens and on the keys beside them."""
+        if self.normalise_rows and self.rows.normalised_sum is not None:
+            return self.rows.normalised_sum
+        return "any" if self._clips_above_one else self.rows.row_sum
 
     @property
     def rows_sum_to_one(self) -> bool:
         """True if each query's weights on tokens sum to 1 by construction; False for a user's class."""
-        own = self.normaliser == "softmax" or (self.normalise_rows and self.normaliser != "identity")
-        return own and self.kv_bias not in ("key", "key_value")
+        return self.row_sum == "one" and self.kv_bias not in ("key", "key_value")
+
+    @property
+    def _clips_above_one(self) -> bool:
+        """True if ``softmax_clipped`` stretches above 1 before it clips."""
+        return self.normaliser == "softmax_clipped" and (self.clip_zeta or 1.0) > 1
 
     def problems(self, n_layers: int, max_seq_len: int) -> list[str]:
         """List values out of range in a model of this size, and parts that contradict each other; one line each."""
@@ -354,33 +400,14 @@ class AttentionConfig:
             )
         if self.kv_bias_tokens is not None and not 1 <= self.kv_bias_tokens <= 1 << 10:
             found.append(f"model.attention.kv_bias_tokens is {self.kv_bias_tokens}: give 1 to 1024")
-        if self.normaliser == "differential" and self.kv_bias in ("key", "key_value"):
+        if not self.rows.takes_keys and self.kv_bias in ("key", "key_value"):
+            rows = "the difference of two softmaxes" if self.rows.pairs_heads else "its rows of weights"
             found.append(
-                f"model.attention.kv_bias {self.kv_bias} with model.attention.normaliser differential: what a learned "
-                "key would be to the difference of two softmaxes is not defined, leave it out"
+                f"model.attention.kv_bias {self.kv_bias} with model.attention.normaliser {self.normaliser}: what a "
+                f"learned key would be to {rows} is not defined, leave it out"
             )
         if self.aggregation == "calibrated":
-            if self.normaliser == "differential":
-                found.append(
-                    "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
-                    "model.attention.normaliser differential have either sign: take aggregation differential_norm"
-                )
-            if self.normaliser == "softmax_clipped" and (self.clip_zeta or 1.0) > 1:
-                found.append(
-                    "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
-                    f"model.attention.clip_zeta {self.clip_zeta} may not: give 1, or take aggregation headnorm"
-                )
-            if is_user_class(self.normaliser):
-                found.append(
-                    "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, which is not "
-                    f"known of model.attention.normaliser {self.normaliser}: take aggregation headnorm or plain"
-                )
-            if self.weighs_scores_alone and (not self.normalise_rows or self.normaliser == "identity"):
-                found.append(
-                    "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
-                    f"model.attention.normaliser {self.normaliser} do not: set normalise_rows (not with identity), or "
-                    "take aggregation headnorm"
-                )
+            found += self._unbounded_rows()
             if self.calibration.correlation == "learned" and not self.calibration.gradient:
                 found.append(
                     "model.attention.calibration.correlation learned is never learned with gradient false: "
@@ -392,6 +419,30 @@ class AttentionConfig:
         if self.nope_blocks and len({*self.nope_blocks}) == n_layers:
             found.append("model.attention.nope_blocks has all blocks: give model.positions none in its place")
         return found
+
+    def _unbounded_rows(self) -> list[str]:
+        """List why the effective number of tokens that calibration reads is undefined: rows that may exceed 1."""
+        if self.row_sum in ("one", "at most one"):
+            return []
+        normaliser = f"model.attention.normaliser {self.normaliser}"
+        if "normaliser" in self.user_parts:
+            if not is_user_class(self.normaliser):  # refused as such
+                return []
+            why = f"which is not known of {normaliser}: take aggregation headnorm or plain"
+        elif self._clips_above_one:
+            why = (
+                f"and those of model.attention.clip_zeta {self.clip_zeta} may not: give 1, or take aggregation headnorm"
+            )
+        elif self.weighs_scores_alone:
+            why = (
+                f"and those of {normaliser} do not: set normalise_rows (not with identity), or take aggregation "
+                "headnorm"
+            )
+        elif self.rows.pairs_heads:
+            why = f"and those of {normaliser} have either sign: take aggregation differential_norm"
+        else:
+            why = f"and those of {normaliser} may not: take aggregation headnorm or plain"
+        return [f"model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, {why}"]
 
     def _window_problems(self, n_layers: int) -> list[str]:
         """List windows that a model of this many blocks cannot have."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..config import ModelConfig
-from .config import EXPLICIT_ROWS
 
 #: Names of the kernels that an attention may run, in the order of mention, each with its words.
 KERNELS = {
@@ -30,7 +29,7 @@ def _user_parts_in_words(config: ModelConfig) -> str | None:
 def explicit_because(config: ModelConfig) -> str | None:
     """Name the field, with its value, that excludes the fused kernels; None if they are used."""
     attention = config.attention
-    if attention.weighs_scores_alone or attention.normaliser in EXPLICIT_ROWS:
+    if not attention.rows.fused:
         return f"model.attention.normaliser {attention.normaliser}"
     if config.dropout.attention:
         return f"model.dropout.attention {config.dropout.attention}, in training"
@@ -53,14 +52,14 @@ def kernels_of(config: ModelConfig) -> list[str]:
     exact = attention.aggregation == "calibrated" and attention.calibration.n_eff == "exact"
     added = {
         "window": attention.window is not None,
-        "difference": attention.normaliser == "differential",
+        "difference": attention.rows.pairs_heads,
         "prefix": attention.prefix is not None,
         "distances": config.positions == "alibi",
         "documents": attention.documents,
         "n_eff": exact and config.squares == "separate",
         "joint": exact and config.squares != "separate",
     }
-    extra_keys = attention.normaliser not in ("softmax", "differential") or attention.kv_bias in ("key", "key_value")
+    extra_keys = attention.rows.adds_key or attention.kv_bias in ("key", "key_value")
     needs_sums = any(is_added for name, is_added in added.items() if name != "difference")
     added["log-sum-exp"] = extra_keys or needs_sums
     return ["fused", *(name for name, is_added in added.items() if is_added)]

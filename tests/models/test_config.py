@@ -9,7 +9,7 @@ from birthmark.errors import UsageError
 from birthmark.models.activations import ACTIVATIONS
 from birthmark.models.attention.aggregation import AGGREGATIONS
 from birthmark.models.attention.attention import GATES, KV_BIASES, NORMALISERS
-from birthmark.models.attention.config import SIMILARITIES
+from birthmark.models.attention.config import ROWS, SIMILARITIES
 from birthmark.models.attention.correlation import CORRELATIONS
 from birthmark.models.attention.normalisers import Similarity
 from birthmark.models.attention.positions import POSITIONS
@@ -220,7 +220,7 @@ def names(config: type, field: str) -> set[str]:
 
 
 def test_every_name_of_a_config_has_its_row_in_a_table():
-    assert names(AttentionConfig, "normaliser") == set(NORMALISERS)
+    assert names(AttentionConfig, "normaliser") == set(NORMALISERS) == set(ROWS)
     assert names(AttentionConfig, "aggregation") == {name.partition("-")[0] for name in AGGREGATIONS}
     assert names(CalibrationConfig, "n_eff") == {name.partition("-")[2] for name in AGGREGATIONS} - {""}
     assert names(CalibrationConfig, "correlation") == set(CORRELATIONS)

@@ -7,8 +7,10 @@ import torch
 from attention_arms import AGGREGATIONS, ARMS, AROUND, EXACT, GATES, NORMALISERS, SEVERAL_KEYS, TOGETHER
 from oracles import Seen, assert_gradients, slow_attention
 
+from birthmark.errors import UsageError
 from birthmark.models.attention import normalisers
 from birthmark.models.attention.attention import Attention
+from birthmark.models.attention.config import ROWS
 from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.attention.normalisers import Explicit, FusedSoftmax
 from birthmark.models.attention.positions import Placement, RotaryPositions
@@ -138,6 +140,44 @@ def test_an_observer_is_shown_the_weights_that_made_the_output(name, positions):
     torch.testing.assert_close(out, module.o(seen.o_BHTK.transpose(1, 2).flatten(2)))
     if kind.kv_bias in ("none", "key"):
         torch.testing.assert_close(rows @ seen.v_BHTK, seen.o_BHTK, atol=1e-6, rtol=1e-6)
+
+
+#: Every normaliser in each form with row sums of another kind; α is small, so that clipped rows are nearly softmaxes.
+ROW_KINDS = [
+    AttentionConfig(normaliser=name, normalise_rows=normalised)
+    for name, rows in ROWS.items()
+    for normalised in ((False, True) if rows.normalised_sum is not None else (False,))
+    if name != "softmax_clipped"
+] + [AttentionConfig(normaliser="softmax_clipped", clip_alpha=0.1, clip_zeta=zeta) for zeta in (None, 1.1)]
+
+
+@pytest.mark.parametrize(
+    "kind", ROW_KINDS, ids=lambda kind: f"{kind.normaliser} {kind.normalise_rows} {kind.clip_zeta}"
+)
+def test_the_facts_about_a_normaliser_are_those_of_the_weights_that_it_makes(kind):
+    """Calibration takes rows that never sum to more than 1, and no others."""
+    module, config = build(kind)
+    shown = Seen()
+    with torch.no_grad():
+        x = torch.randn(40, T, D, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+        module(x, Placement(), shown)
+    weights, rows = shown.attended[1].weights, config.attention.rows
+    sums = weights.rows(0, T).abs().sum(-1)
+    assert (kind.row_sum == "one") == bool(((sums - 1).abs() * (sums > 0) < 1e-6).all())  # ReLUs may be all zeros
+    assert (kind.row_sum != "any") == bool((sums < 1 + 1e-6).all())
+    if kind.row_sum == "any":
+        with pytest.raises(UsageError, match="calibrated needs rows of weights that sum to 1 at most"):
+            replace(config, attention=replace(kind, aggregation="calibrated"))
+    else:
+        replace(config, attention=replace(kind, aggregation="calibrated"))
+    assert rows.fused == (type(weights) is not Explicit)
+    assert rows.is_softmax == (type(weights) is FusedSoftmax)
+    assert rows.adds_key == bool(rows.fused and getattr(weights, "extra", []))
+    # Weights of a pair of heads change with the scores of either.
+    with torch.no_grad():
+        module.q.weight[: config.d_head] *= 2
+        module(x, Placement(), other := Seen())
+    assert rows.pairs_heads == (not torch.equal(weights.rows(0, T)[:, 1], other.attended[1].weights.rows(0, T)[:, 1]))
 
 
 def test_a_gradient_through_the_exact_factor_is_another_gradient():
