@@ -180,12 +180,24 @@ def slow_attention(p, x, config, angles=None, added_HS=None, training=True):
         return rms(y) * p[f"{place[0]}.norm.gain"] if norm == "head" else y
 
     sigmoid_bias = math.log(config.max_seq_len) if kind.sigmoid_bias != "none" else 0
-    similarity = {
+    similarities = {
         "sigmoid": lambda s: 1 / (1 + torch.exp(sigmoid_bias - s)),
         "relu": lambda s: s * (s > 0),
         "elu": lambda s: torch.where(s > 0, s + 1, s.exp()),
         "identity": lambda s: s,
-    }.get(kind.normaliser, torch.exp)
+        "softpick": lambda s: s.exp() - 1,
+    } | dict.fromkeys(("softmax", "softmax_off_by_one", "softmax_sink", "softmax_clipped"), torch.exp)
+    similarity = similarities[kind.normaliser]
+
+    def weights(shares):
+        """Shares of a row's sum, as the normaliser gives them out."""
+        if kind.normaliser == "softpick":
+            return shares.clamp_min(0)
+        if kind.normaliser == "softmax_clipped":
+            below = kind.clip_alpha / config.max_seq_len
+            return (((kind.clip_zeta or 1) + below) * shares - below).clamp(0, 1)
+        return shares
+
     q, k, v = heads_of("query", kind.qk_norm), heads_of("key", kind.qk_norm), heads_of("value", kind.v_norm)
     if angles is not None:
         q, k = turn(q, angles[:, None]), turn(k, angles[:, None])
@@ -211,16 +223,17 @@ def slow_attention(p, x, config, angles=None, added_HS=None, training=True):
         if kind.normaliser == "softmax_sink":
             others.append(p["normaliser.logit"][h].exp().expand_as(a[..., :1]))
         without_value = torch.cat(others, -1) if others else a[..., :0]
-        total = a.sum(-1, keepdim=True) + without_value.sum(-1, keepdim=True)
+        counted = abs if kind.normaliser == "softpick" else (lambda shares: shares)
+        total = counted(a).sum(-1, keepdim=True) + counted(without_value).sum(-1, keepdim=True)
         if kind.kv_bias == "key_value":
-            total = total + learned.sum(-1, keepdim=True)
+            total = total + counted(learned).sum(-1, keepdim=True)
         if kind.normaliser in SIMILARITIES:
             least = 1.0 if kind.normaliser == "identity" else 1e-6
             total = total.abs().clamp_min(least) if kind.normalise_rows else torch.ones_like(total)
-        a = a / total
+        a = weights(a / total)
         o = a @ v[:, :, group]
         if kind.kv_bias == "key_value":
-            o = o + learned / total @ p["bias.value"][of_group]
+            o = o + weights(learned / total) @ p["bias.value"][of_group]
         if kind.kv_bias == "value":
             o = o + p["bias.value"][of_group[0]]
         if kind.aggregation == "headnorm":
@@ -230,7 +243,7 @@ def slow_attention(p, x, config, angles=None, added_HS=None, training=True):
         if kind.aggregation == "calibrated":
             c, n_eff, rho = kind.calibration, torch.arange(1.0, length + 1).double(), torch.zeros(()).double()
             if c.n_eff == "exact":
-                n_eff = 1 / ((a * a).sum(-1) + ((without_value / total) ** 2).sum(-1))
+                n_eff = 1 / ((a * a).sum(-1) + (weights(without_value / total) ** 2).sum(-1))
             if c.correlation == "learned":
                 rho = 1 / (1 + torch.exp(-p["aggregate.rho.logit"][h]))
             if c.correlation == "estimated" and training:

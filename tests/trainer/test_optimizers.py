@@ -87,20 +87,49 @@ def lion(value, gradients, decay):
     return value
 
 
-@pytest.mark.parametrize(
-    ("by_hand", "fields", "tolerance"),
-    [
-        (sgd, {"beta1": 0.8}, 1e-6),
-        (nadam, {"beta1": 0.9, "beta2": 0.99}, 1e-5),
-        (lion, {"beta1": 0.9, "beta2": 0.98, "lr": 1e-3}, 1e-6),
-    ],
-)
-def test_an_optimizer_is_its_formula_in_float64(by_hand, fields, tolerance):
-    model, _, gradients = trained(replace(TRAIN, name=by_hand.__name__, **fields))
-    for name, start in born(PLAIN, 0).named_parameters():
-        decay = 0.1 if name.endswith("weight") else 0.0
-        expected = by_hand(start.detach().double(), [g[name].double() for g in gradients], decay).float()
-        found = model.get_parameter(name).detach()
+def adamw(value, gradients, decay):
+    """Algorithm 2 of arXiv 1711.05101."""
+    m, v = 0.0, 0.0
+    for t, g in enumerate(gradients, 1):
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+        step = m / (1 - 0.9**t) / ((v / (1 - 0.99**t)).sqrt() + 1e-8)
+        value = value - 0.01 * (step + decay * value)
+    return value
+
+
+def adafactor(value, gradients, decay):
+    """Algorithms 4 and 5 of arXiv 1804.04235, with β₂ = 1 − t^−0.8; the decay and the least square are torch's."""
+    rms, whole = (lambda x: float(x.square().mean().sqrt())), 0.0
+    for t, g in enumerate(gradients, 1):
+        # Rows and columns of a running mean are the running means of rows and columns.
+        size, whole = 0.01 * max(1e-3, rms(value)), (1 - t**-0.8) * whole + t**-0.8 * g**2
+        square = whole if g.ndim == 1 else whole.mean(1, keepdim=True) * whole.mean(0) / whole.mean()
+        update = g / square.clamp_min(2**-46).sqrt()
+        value = value * (1 - 0.01 * decay) - size * update / max(1.0, rms(update))
+    return value
+
+
+#: By name: the formula of one parameter, the fields that it is written for, and the tolerance.
+BY_HAND = {
+    "adamw": (adamw, {"beta1": 0.9, "beta2": 0.99}, 1e-5),
+    "nadam": (nadam, {"beta1": 0.9, "beta2": 0.99}, 1e-5),
+    "sgd": (sgd, {"beta1": 0.8}, 1e-6),
+    "adafactor": (adafactor, {}, 1e-5),
+    "lion": (lion, {"beta1": 0.9, "beta2": 0.98, "lr": 1e-3}, 1e-6),
+}
+#: Those with a test of their own below, by hand too: what they do to a parameter depends on its role.
+APART = {"muon", "soap"}
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in APART])
+def test_an_optimizer_is_its_formula_in_float64(name):
+    assert name in BY_HAND, "write its formula by hand"
+    by_hand, fields, tolerance = BY_HAND[name]
+    model, _, gradients = trained(replace(TRAIN, name=name, **fields))
+    for its, start in born(PLAIN, 0).named_parameters():
+        decay = 0.1 if its.endswith("weight") else 0.0
+        expected = by_hand(start.detach().double(), [g[its].double() for g in gradients], decay).float()
+        found = model.get_parameter(its).detach()
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=10 * tolerance)
 
 

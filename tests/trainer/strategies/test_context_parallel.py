@@ -10,7 +10,7 @@ from quiet_runs import config_file, logged, run, up_to, weights
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, Snapshot
-from birthmark.models.attention.config import CalibrationConfig, LatentConfig
+from birthmark.models.attention.config import ROWS, CalibrationConfig, LatentConfig
 from birthmark.models.config import AttentionConfig, DropoutConfig, ExpertsConfig, ModelConfig
 from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.processes.launched_process import LaunchedProcess
@@ -110,7 +110,8 @@ def calibrated(**calibration):
 WHOLE = {"n_kv_heads": None}
 EXPERTS = ExpertsConfig(12, 2, renormalise=False, d_ff=12, d_shared=8, n_dense=1, load_balance=0.3, router_z_loss=0.1)
 DROPOUT = DropoutConfig(embedding=0.1, residual=0.2, attention=0.3)
-OTHERS = ("softmax_off_by_one", "softmax_sink", "softmax_clipped", "softpick", "sigmoid", "relu", "elu", "identity")
+#: Normalisers beside the plain one, and the one that needs a norm and a head of keys for each of queries.
+OTHERS = [name for name in ROWS if name not in ("softmax", "differential")]
 #: Windows of less than a chunk of eight, of a chunk, of more, and of nearly all.
 WINDOWS = (1, 3, 8, 9, 20, 31)
 ALL = {
