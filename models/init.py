@@ -215,8 +215,8 @@ class Orthogonal(Distribution):
 
 
 @dataclass(frozen=True)
-class Role:
-    """Facts about a matrix that an initialiser may use."""
+class Fans:
+    """Fan-in and fan-out of a matrix, for initialisers."""
 
     fan_in: int
     fan_out: int
@@ -224,15 +224,15 @@ class Role:
     """Number of maps that write to the residual stream, for one of them; None for all other matrices."""
 
 
-#: Initialisers by name: (config, role of the matrix) → distribution.
-INITIALISERS: dict[str, Callable[[InitConfig, Role], Distribution]] = {
-    "fan_in": lambda config, role: Normal(role.fan_in**-0.5),
-    "normal": lambda config, role: Normal(config.std),
-    "truncated_normal": lambda config, role: TruncatedNormal(config.std, config.truncate),
-    "gpt2": lambda config, role: Normal(config.std * (role.residual_writers or 1) ** -0.5),
-    "xavier": lambda config, role: Normal((2 / (role.fan_in + role.fan_out)) ** 0.5),
-    "kaiming": lambda config, role: Normal((2 / role.fan_in) ** 0.5),
-    "orthogonal": lambda config, role: Orthogonal(role.fan_out, role.fan_in),
+#: Initialisers by name: (config, fans of the matrix) → distribution.
+INITIALISERS: dict[str, Callable[[InitConfig, Fans], Distribution]] = {
+    "fan_in": lambda config, fans: Normal(fans.fan_in**-0.5),
+    "normal": lambda config, fans: Normal(config.std),
+    "truncated_normal": lambda config, fans: TruncatedNormal(config.std, config.truncate),
+    "gpt2": lambda config, fans: Normal(config.std * (fans.residual_writers or 1) ** -0.5),
+    "xavier": lambda config, fans: Normal((2 / (fans.fan_in + fans.fan_out)) ** 0.5),
+    "kaiming": lambda config, fans: Normal((2 / fans.fan_in) ** 0.5),
+    "orthogonal": lambda config, fans: Orthogonal(fans.fan_out, fans.fan_in),
 }
 
 
@@ -258,7 +258,7 @@ class StatesBirth(Protocol):
 class Linear(nn.Linear):
     """A linear map ``[…, in_features] → […, out_features]``; its bias starts at 0.
 
-    ``residual_writers`` marks a map that writes to the residual stream: see :class:`Role`.
+    ``residual_writers`` marks a map that writes to the residual stream: see :class:`Fans`.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Linear(nn.Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias)
         self.parameter_roles = {"weight": ParameterRole.MATRIX, "bias": ParameterRole.BIAS}
-        self.role = Role(in_features, out_features, residual_writers)
+        self.fans = Fans(in_features, out_features, residual_writers)
         #: Module of an adapter, whose output for the input is added (models/adapters).
         self.adapter: nn.Module | None = None
 
@@ -286,7 +286,7 @@ class Linear(nn.Linear):
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`StatesBirth`."""
-        return {"weight": INITIALISERS[init.kind](init, self.role), "bias": Constant(0.0)}
+        return {"weight": INITIALISERS[init.kind](init, self.fans), "bias": Constant(0.0)}
 
 
 class _Rows(torch.autograd.Function):
@@ -342,7 +342,7 @@ class Embedding(nn.Embedding):
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`StatesBirth`."""
         init = for_tables(init)
-        return {"weight": INITIALISERS[init.kind](init, Role(self.embedding_dim, self.num_embeddings))}
+        return {"weight": INITIALISERS[init.kind](init, Fans(self.embedding_dim, self.num_embeddings))}
 
 
 # ------------------------------------------------------------------------------------------------------------------

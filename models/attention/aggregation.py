@@ -14,7 +14,7 @@ from typing_extensions import override
 from ...errors import UsageError
 from ...kernel_devices import runs_on
 from ..config import InitConfig, ModelConfig
-from ..init import INITIALISERS, Constant, Distribution, ParameterRole, Role, birth_plan, parameter_roles
+from ..init import INITIALISERS, Constant, Distribution, Fans, ParameterRole, birth_plan, parameter_roles
 from ..user_classes import import_user_class, in_words, is_user_class
 from .correlation import CORRELATIONS
 from .differential import initial_lambda
@@ -156,10 +156,10 @@ class ReleasedHeadNorm(PlainAggregation):
             return {"gain": Constant(1.0)}
         if latent.kv_rank is not None:
             keys_and_values = config.d_key - config.d_rope + config.d_value
-            role = Role(latent.kv_rank, config.n_heads * keys_and_values)
+            fans = Fans(latent.kv_rank, config.n_heads * keys_and_values)
         else:
-            role = Role(config.d_model, config.kv_heads * config.d_value)
-        return {"gain": Constant(round(INITIALISERS[init.kind](init, role).spread * role.fan_in**0.5, 6))}
+            fans = Fans(config.d_model, config.kv_heads * config.d_value)
+        return {"gain": Constant(round(INITIALISERS[init.kind](init, fans).spread * fans.fan_in**0.5, 6))}
 
 
 class DifferentialNorm(PlainAggregation):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ..config import InitConfig, ModelConfig
-from ..init import INITIALISERS, Distribution, Linear, ParameterRole, Role, for_tables
+from ..init import INITIALISERS, Distribution, Fans, Linear, ParameterRole, for_tables
 from ..norms import RMSNorm, cast_once
 from ..observe import Attended, Observer
 from .aggregation import build_aggregation, build_part
@@ -140,7 +140,7 @@ class KeyValueBias(NoKeyValueBias):
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Draw both like a map from the residual stream."""
         init = for_tables(init)
-        drawn = INITIALISERS[init.kind](init, Role(self.d_model, self.d_model))
+        drawn = INITIALISERS[init.kind](init, Fans(self.d_model, self.d_model))
         return {"key": drawn, "value": drawn}
 
     def forward(self, q_BHTK: Tensor, rotation: Tensor | None, scale: float) -> KeysAndValue:
