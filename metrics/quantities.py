@@ -25,7 +25,7 @@ __all__ = [
     "METRICS",
     "SECTIONS",
     "SHARES",
-    "Link",
+    "ChainPlace",
     "by_block",
     "is_shown",
     "over_training",
@@ -35,27 +35,27 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Link:
-    """A section of the pages: a link of the attention sink's causal chain, or of the seed's mark that runs below it."""
+class ChainPlace:
+    """Place of a section of the pages: in the attention sink's causal chain, or in the seed's mark below it."""
 
     part: Literal["chain", "mark"]
     headline: str
     """The scalar that says most of it in one number; "" for none."""
 
 
-SECTIONS: Mapping[str, Link] = {
-    "aggregation": Link("chain", "variance_discrepancy"),
-    "neurons": Link("chain", "super_neurons"),
-    "dominance": Link("chain", "dominance_first"),
-    "lock": Link("chain", "qk_cosine"),
-    "sink": Link("chain", "sink_mass"),
-    "outliers": Link("chain", "residual_kurtosis"),
-    "gradient": Link("chain", "gradient_sink"),
-    "direction": Link("mark", "alignment"),
-    "contraction": Link("mark", "inter"),
-    "preference": Link("mark", "preference_ratio"),
-    "persistence": Link("mark", "rank_persistence"),
-    "lineage": Link("mark", ""),
+SECTIONS: Mapping[str, ChainPlace] = {
+    "aggregation": ChainPlace("chain", "variance_discrepancy"),
+    "neurons": ChainPlace("chain", "super_neurons"),
+    "dominance": ChainPlace("chain", "dominance_first"),
+    "lock": ChainPlace("chain", "qk_cosine"),
+    "sink": ChainPlace("chain", "sink_mass"),
+    "outliers": ChainPlace("chain", "residual_kurtosis"),
+    "gradient": ChainPlace("chain", "gradient_sink"),
+    "direction": ChainPlace("mark", "alignment"),
+    "contraction": ChainPlace("mark", "inter"),
+    "preference": ChainPlace("mark", "preference_ratio"),
+    "persistence": ChainPlace("mark", "rank_persistence"),
+    "lineage": ChainPlace("mark", ""),
 }
 """Sections in causal order."""
 

@@ -94,7 +94,7 @@ class Moments(OptimizerConfig):
 
 
 @dataclass(frozen=True)
-class AdamW(Moments):
+class AdamWConfig(Moments):
     """Adam with decoupled weight decay (arXiv 1711.05101)."""
 
     clip_in_step: bool = False
@@ -117,7 +117,7 @@ class AdamW(Moments):
 
 
 @dataclass(frozen=True)
-class NAdam(Moments):
+class NAdamConfig(Moments):
     """Adam with Nesterov momentum (Dozat 2016, openreview OM0jvwB8jIp57ZJjtNEZ) and decoupled weight decay."""
 
     @property
@@ -134,7 +134,7 @@ class NAdam(Moments):
 
 
 @dataclass(frozen=True)
-class SGD(OptimizerConfig):
+class SGDConfig(OptimizerConfig):
     """Stochastic gradient descent with momentum ``beta1``; weight decay is added to the gradient."""
 
     beta1: float
@@ -152,7 +152,7 @@ class SGD(OptimizerConfig):
 
 
 @dataclass(frozen=True)
-class Adafactor(OptimizerConfig):
+class AdafactorConfig(OptimizerConfig):
     """Adafactor (arXiv 1804.04235): second moments of a matrix by row and by column, and no first ones.
 
     ``lr`` is relative: torch multiplies it by the RMS of each parameter, and takes at most 1/√step.
@@ -172,7 +172,7 @@ class Adafactor(OptimizerConfig):
 
 
 @dataclass(frozen=True)
-class Lion(OptimizerConfig):
+class LionConfig(OptimizerConfig):
     """The sign of an interpolated momentum, with decoupled weight decay (arXiv 2302.06675)."""
 
     beta1: float
@@ -228,13 +228,13 @@ class MatrixOptimizer(OptimizerConfig):
         matrices, *rest = groups
         if not rest:  # of some adapters
             return self.build_for_matrices([matrices], lr)
-        adamw = AdamW(self.weight_decay, self.beta1, self.beta2, self.eps)
+        adamw = AdamWConfig(self.weight_decay, self.beta1, self.beta2, self.eps)
         adamw_lr = lr if self.adamw_lr is None else self.adamw_lr
         return MatricesAndRest(self.build_for_matrices([matrices], lr), adamw.build(rest, adamw_lr))
 
 
 @dataclass(frozen=True)
-class Muon(MatrixOptimizer):
+class MuonConfig(MatrixOptimizer):
     """Orthogonalised momentum (kellerjordan.github.io/posts/muon, arXiv 2502.16982)."""
 
     momentum: float
@@ -255,7 +255,7 @@ class Muon(MatrixOptimizer):
 
 
 @dataclass(frozen=True)
-class SOAP(MatrixOptimizer):
+class SOAPConfig(MatrixOptimizer):
     """Adam in the eigenbasis of Shampoo's preconditioner (arXiv 2409.11321), by ``pytorch-optimizer``.
 
     The paper also rotates the width of tables and of the head; here AdamW steps them.
@@ -296,13 +296,13 @@ class SOAP(MatrixOptimizer):
 
 #: Optimizers by ``optim.name``.
 OPTIMIZERS: dict[OptimizerName, type[OptimizerConfig]] = {
-    "adamw": AdamW,
-    "nadam": NAdam,
-    "sgd": SGD,
-    "adafactor": Adafactor,
-    "muon": Muon,
-    "lion": Lion,
-    "soap": SOAP,
+    "adamw": AdamWConfig,
+    "nadam": NAdamConfig,
+    "sgd": SGDConfig,
+    "adafactor": AdafactorConfig,
+    "muon": MuonConfig,
+    "lion": LionConfig,
+    "soap": SOAPConfig,
 }
 
 
