@@ -18,6 +18,25 @@ def missing_quantities(history: RunHistory) -> Verdict | None:
     return Verdict("snapshots", f"{there}: what training does is not known.", "unclear", [], [], None, "")
 
 
+def skipped_in_words(history: RunHistory) -> str | None:
+    """Count the steps that were skipped, "8 of 10 steps"; None if none was."""
+    skipped = (_skipped(history)[1] or [0])[-1]
+    return f"{skipped:,.0f} of {max(history.metrics):,} steps" if skipped > 0 else None
+
+
+def _skipped(history: RunHistory) -> tuple[list[int], list[float]]:
+    return history.series("train/skipped_steps")
+
+
+def skipped_steps(history: RunHistory) -> Verdict | None:
+    """Say how many steps were skipped; None if none was."""
+    counted = skipped_in_words(history)
+    if counted is None:
+        return None
+    sentence = f"Training skipped {counted}: their loss or gradient was not finite."
+    return Verdict("skipped_steps", sentence, "unclear", *_skipped(history), None, "loss")
+
+
 def loss(history: RunHistory) -> Verdict | None:
     """Judge by its validation loss if the model learned: one that started from a model is judged against its start."""
     steps, losses = history.series("val/loss")

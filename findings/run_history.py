@@ -148,6 +148,11 @@ class RunHistory:
         logged = self.metrics.series(key)
         return list(logged), [finite_or_nan(value) for value in logged.values()]
 
+    def measured(self, key: str, group: str = "bias") -> tuple[list[int], list[float]]:
+        """Return steps and values of a scalar, at the dated snapshots with it; values that are not numbers are NaN."""
+        held = [(s.step, scalars[key]) for s in self.dated if key in (scalars := s.summary.get(group) or {})]
+        return [step for step, _ in held], [finite_or_nan(value) for _, value in held]
+
 
 def unigram_entropy(data: Mapping[str, Any]) -> float:
     """Return the loss of knowing token frequencies alone, from a certificate's record of the data; NaN if unknown.

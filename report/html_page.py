@@ -133,12 +133,15 @@ def _headline(name: str, moments: Sequence[Snapshot]) -> str:
         for moment in moments
     ]
     found = [(value, block) for value, block in found if not isnan(value)]
-    values = " → ".join(format_value(value, quantity.format) for value, _ in found)
-    where = f" in {found[-1][1]}" if found and found[-1][1] else ""
+    moved = len({block for _, block in found}) > 1
+    values = " → ".join(
+        format_value(value, quantity.format) + (f" in {block}" if block and (moved or i == len(found)) else "")
+        for i, (value, block) in enumerate(found, start=1)
+    )
     on = "" if group == "bias" else f" {ON_PROBE[group]}"
-    return f"{quantity.symbol} {values}{where}{on}".strip() if values else ""
+    return f"{quantity.symbol} {values}{on}".strip() if values else ""
 
 
-def colour_variable(run: int) -> str:
-    """Return the CSS variable of a run's colour."""
-    return f"var(--run-{run % len(RUN_COLOURS)})"
+def colour_variable(colour: int | None) -> str:
+    """Return the CSS variable of a place among the colours of runs; grey for None."""
+    return "var(--muted)" if colour is None else f"var(--run-{colour % len(RUN_COLOURS)})"

@@ -12,7 +12,7 @@ from ..files import finite_or_nan, printable
 from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group, position_or_token, sink
 from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, peak_of, rank
 from ..findings.formatting import format_p, format_value, in_ascii
-from ..findings.learning import loss, missing_quantities
+from ..findings.learning import loss, missing_quantities, skipped_steps
 from ..findings.massive_channel import dominance_by_block
 from ..findings.run_history import BIRTH, RunHistory, Start
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
@@ -157,6 +157,7 @@ _OF_SNAPSHOT: tuple[Question, ...] = (sink, position_or_token, neurons, dominanc
 
 QUESTIONS: tuple[Question, ...] = (
     missing_quantities,
+    skipped_steps,
     loss,
     birth_bias,
     direction,
