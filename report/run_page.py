@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from ..findings.compared_runs import (
 )
 from ..findings.formatting import MISSING, counted, format_value
 from ..findings.inactive_sections import why_inactive
+from ..findings.learning import skipped_in_words
 from ..findings.run_history import RunHistory, read_runs
 from ..measure.records import RunDir
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, render_page
 from .charts.run_panels import panels_of_runs
-from .charts.specs import ChartPanel, PageRun
-from .charts.stills import run_variable
-from .html_page import navigation, write_page
+from .charts.specs import ChartPanel, PageRun, colours_of
+from .html_page import colour_variable, navigation, write_page
+from .pictures.style import RUN_COLOURS
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
 from .sections.section import csv_numbers
@@ -41,6 +43,21 @@ _OPEN_FINDINGS = 2
 """Runs whose verdicts stand open; those of more are folded, a line for each run."""
 
 
+def roles_of(runs: Sequence[RunHistory]) -> list[str]:
+    """Name the runs that stand out where there are more than colours: the first, and the best and the worst by their
+    last validation loss; "" for others, and where every run has a colour.
+    """
+    roles: list[list[str]] = [[] for _ in runs]
+    if len(runs) > len(RUN_COLOURS):
+        last = [(run.series("val/loss")[1] or [nan])[-1] for run in runs]
+        known = [run for run, loss in enumerate(last) if isfinite(loss)]
+        roles[0].append("first")
+        for choose, role in ((min, "best"), (max, "worst")):
+            if known:
+                roles[choose(known, key=last.__getitem__)].append(role)
+    return [", ".join(words) for words in roles]
+
+
 def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRun]:
     """Return the runs with their names for the page's controls."""
     several = comparison.several_seeds
@@ -51,8 +68,11 @@ def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRu
             group if group in several and is_first else "",
             {s.step: tokens for s in run.dated if isinstance(tokens := s.summary.get("tokens"), int)},
             run.start.at,
+            role,
         )
-        for run, group, is_first in zip(runs, comparison.groups, comparison.first_of_seed, strict=True)
+        for run, group, is_first, role in zip(
+            runs, comparison.groups, comparison.first_of_seed, roles_of(runs), strict=True
+        )
     ]
 
 
@@ -114,7 +134,9 @@ def about_run(run: RunHistory) -> str:
     last = max([*run.metrics, *(s.step for s in run.dated)], default=0)
     if last > 0:
         seen = (run.last.summary.get("tokens") if run.last else None) or 0
-        parts.append(f"{last:,} steps" + (f", {counted(seen)} tokens seen" if seen else ""))
+        parts.append(_number_of(last, "step") + (f", {counted(seen)} tokens seen" if seen else ""))
+    if (skipped := skipped_in_words(run)) is not None:
+        parts.append(f"{skipped} skipped (loss or gradient not finite)")
     if not_measured := run.not_measured:
         step, reason = next(iter(not_measured.items()))
         others = f", and {_number_of(len(not_measured) - 1, 'step')} more" if len(not_measured) > 1 else ""
@@ -123,24 +145,30 @@ def about_run(run: RunHistory) -> str:
 
 
 def _number_of(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def _swatch(run: int) -> Markup:
-    return Markup('<span class="swatch" style="background:{}"></span>').format(Markup(run_variable(run)))
+def _swatch(colour: int | None) -> Markup:
+    return Markup('<span class="swatch" style="background:{}"></span>').format(Markup(colour_variable(colour)))
 
 
 def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
     """Show where the configs differ: a line for each run, or for each field if there are more fields than runs."""
     values = [[printable(value or MISSING) for value in row] for row in comparison.values]
-    names = [_swatch(run.index) + escape(run.name) for run in runs]
+    names = [_swatch(colour) + escape(run.name) for run, colour in zip(runs, colours_of(roles_of(runs)), strict=True)]
     if len(comparison.fields) > max(len(runs), 4):
         titles, rows = ["field", *(run.name for run in runs)], list(zip(comparison.fields, *values, strict=True))
     else:
         titles, rows = ["run", *comparison.fields], [(name, *row) for name, row in zip(names, values, strict=True)]
     table = Table([Column(title, "text") for title in titles], rows)
     if max(len(runs), len(comparison.fields)) > 12:
-        return [Fold("Where the configs differ", [table], note=f"{len(comparison.fields)} fields of {len(runs)} runs")]
+        return [
+            Fold(
+                "Where the configs differ",
+                [table],
+                note=f"{_number_of(len(comparison.fields), 'field')} of {len(runs)} runs",
+            )
+        ]
     return [table]
 
 
@@ -148,7 +176,7 @@ def _findings(runs: Sequence[RunHistory], places: Mapping[str, str], *, x_log: b
     """Build the findings of every run, in sentences."""
     blocks: list[Block] = []
     said: list[Verdict] = []
-    for run in runs:
+    for run, colour in zip(runs, colours_of(roles_of(runs)), strict=True):
         shown = [verdict for verdict in verdicts(run) if verdict.headline]
         said += shown
         found = [
@@ -158,7 +186,7 @@ def _findings(runs: Sequence[RunHistory], places: Mapping[str, str], *, x_log: b
                 verdict.values,
                 verdict.control or (),
                 places.get(verdict.section, verdict.section),
-                run.index,
+                colour,
                 verdict.steps,
                 x_log,
             )
@@ -261,6 +289,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     chain, mark = navigation(sections, moments)
     values: dict[str, Any] = {
         "runs": page_runs(histories, comparison),
+        "colours": colours_of(roles_of(histories)),
         "histories": histories,
         "sections": sections,
         "strips": [run_figures(run) for run in histories],

@@ -9,6 +9,7 @@ const charts = (() => {
   };
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const runColour = run => run === undefined ? css("--muted") : css(`--run-${run % 6}`);
+  const POINTED = 3; // the colour of a run that the reader points at, where more are grey
   const DASHES = { dashed: [5, 3], dotted: [1.5, 2.5], control: [4, 3] };
   const finite = v => v !== null && v !== undefined && Number.isFinite(v);
 
@@ -90,8 +91,9 @@ const charts = (() => {
         const heads = axisOf(series, "head")[1].length;
         if (state.block !== "" && heads > 1 && heads <= 16 && state.shown === 1)
           axisOf(series, "head")[1].forEach((head, i) => expand(reduce(series, "head", i), panel, lines, `head ${head}`, true));
+        const choosable = state.block === "" && state.head === "" && heads > 1 && heads <= 16 && state.shown === 1;
         series = reduce(series, "head", "mean");
-        expand(series, panel, lines, heads > 1 ? "mean of heads" : "");
+        expand({ ...series, choosable }, panel, lines, heads > 1 && !choosable ? "mean of heads" : "");
       } else expand(series, panel, lines, "");
       if (given.run !== undefined) shownRuns.add(given.run);
     }
@@ -101,16 +103,17 @@ const charts = (() => {
   const expand = (series, panel, lines, suffix, faint = false) => {
     const x = axisOf(series, panel.x)[1];
     const rest = series.axes.filter(axis => axis[0] !== panel.x);
-    const walk = (cut, axes, words, depth) => {
+    const walk = (cut, axes, words, depth, text) => {
       if (axes.length) {
         const [name, coordinates] = axes[0];
         coordinates.forEach((c, i) => walk(reduce(cut, name, i), axes.slice(1),
           [...words, name === "text" ? `‹${c}›` : `${name === "layer" ? "block" : name} ${c}`],
-          depth ?? [i, coordinates.length, name, coordinates[0], coordinates[coordinates.length - 1]]));
+          depth ?? (name === "text" ? null : [i, coordinates.length, name, coordinates[0], coordinates[coordinates.length - 1]]),
+          name === "text" ? c : text));
         return;
       }
       if (!cut.v.some(finite)) return;
-      lines.push({ x, y: cut.v, run: series.run, colour: series.colour, probe: series.probe, look: series.look || "solid", depth, faint,
+      lines.push({ x, y: cut.v, run: series.run, colour: series.colour, probe: series.probe, look: series.look || "solid", depth, faint, text, choosable: series.choosable,
         plain: [series.name, suffix].filter(Boolean).join(", "),
         name: [series.name, ...words, suffix].filter(Boolean).join(", ") });
     };
@@ -129,7 +132,8 @@ const charts = (() => {
     }
     for (const members of groups.values()) {
       if (members.length < 2) { kept.push(...members); continue; }
-      const x = [...new Set(members.flatMap(m => m.x))].sort((a, b) => a - b), mean = [], low = [], high = [];
+      // A step that one of them lacks is left out; one at which one has no number is a gap.
+      const x = members[0].x.filter(at => members.every(m => m.x.includes(at))), mean = [], low = [], high = [];
       for (const at of x) {
         const values = members.map(m => m.y[m.x.indexOf(at)]).filter(finite);
         const all = values.length === members.length;
@@ -182,7 +186,61 @@ const charts = (() => {
   const colourOf = (line, single, data) => {
     if (line.look === "control" || line.look === "band" || line.run === undefined && !line.depth) return css("--muted");
     if (line.depth && single) return depthColour(line.depth[0] / Math.max(line.depth[1] - 1, 1), data.depth);
-    return runColour(line.colour ?? line.run);
+    const place = line.colour ?? (line.run in data.run_colours ? data.run_colours[line.run] : line.run);
+    if (place !== null) return runColour(place);
+    // One of many runs: grey, unless it is alone or the reader points at it.
+    return single || line.run === data.pointed ? runColour(POINTED) : alpha(css("--muted"), 0.45);
+  };
+  const isGrey = (line, data) => line.run !== undefined && line.colour === undefined && data.run_colours[line.run] === null;
+
+  // Heights as near to places as a distance between any two allows, in their order.
+  const spreadApart = (places, gap, low, high) => {
+    const order = places.map((_, i) => i).sort((a, b) => places[a] - places[b]), pools = [], found = [];
+    gap = Math.min(gap, (high - low) / Math.max(places.length - 1, 1));
+    const mean = ([sum, count]) => sum / count;
+    order.forEach((i, k) => {
+      pools.push([places[i] - gap * k, 1]);
+      while (pools.length > 1 && mean(pools.at(-2)) > mean(pools.at(-1))) {
+        const [sum, count] = pools.pop();
+        pools.at(-1)[0] += sum;
+        pools.at(-1)[1] += count;
+      }
+    });
+    const even = pools.flatMap(pool => Array(pool[1]).fill(mean(pool)));
+    order.forEach((i, k) => { found[i] = Math.min(Math.max(even[k], low), high - gap * (places.length - 1)) + gap * k; });
+    return found;
+  };
+
+  // Every token's text and rank at both ends of its path.
+  const NAME_WIDTH = 124, NAME_GAP = 11;
+  const nameEnds = (u, lines) => {
+    const { ctx, bbox } = u, dpr = devicePixelRatio;
+    ctx.save();
+    ctx.font = `${10 * dpr}px ${css("--mono")}`;
+    ctx.textBaseline = "middle";
+    ctx.strokeStyle = css("--grid");
+    ctx.lineWidth = dpr;
+    for (const [isLast, away] of [[false, -1], [true, 1]]) {
+      const places = lines.map(line => u.valToPos(line.y[isLast ? line.y.length - 1 : 0], "y", true));
+      const heights = spreadApart(places, NAME_GAP * dpr, bbox.top, bbox.top + bbox.height), x = bbox.left + (isLast ? bbox.width : 0);
+      ctx.textAlign = isLast ? "left" : "right";
+      lines.forEach((line, i) => {
+        ctx.beginPath();
+        ctx.moveTo(x, places[i]);
+        ctx.lineTo(x + 9 * away * dpr, heights[i]);
+        ctx.stroke();
+        const name = `‹${line.text.length > 10 ? line.text.slice(0, 9) + "…" : line.text}›`, rank = written(line.y[isLast ? line.y.length - 1 : 0]);
+        ctx.fillStyle = css("--ink");
+        ctx.fillText(isLast ? `${name} ${rank}` : `${rank} ${name}`, x + 11 * away * dpr, heights[i]);
+      });
+    }
+    ctx.restore();
+  };
+
+  // Points between gaps, of which no line is drawn.
+  const lone = values => {
+    const held = values.map((_, i) => i).filter(i => values[i] !== undefined);
+    return held.filter((i, k) => finite(values[i]) && !finite(values[held[k - 1]]) && !finite(values[held[k + 1]]));
   };
 
   // ── curves ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,6 +251,7 @@ const charts = (() => {
     const single = new Set(lines.map(line => line.run).filter(run => run !== undefined)).size <= 1;
     if (state.seeds !== "lines" && panel.x === "step") lines = gather(lines, data);
     lines = controlsOnce(lines);
+    lines.sort((a, b) => isGrey(b, data) - isGrey(a, data));
     box.replaceChildren();
     if (!lines.length) {
       box.append(node("p", "note", "Nothing to draw for this choice."));
@@ -207,6 +266,8 @@ const charts = (() => {
     const nothing = !lines.some(line => line.y.some(v => finite(v) && v !== 0));
     const xlog = panel.x === "step" ? state.x === "log" : panel.xlog;
     const drawable = v => finite(v) && (!log || v > 0) ? v : null;
+    const named = lines.length > 0 && lines.every(line => line.text !== undefined);
+    if (lines.some(line => line.choosable)) box.append(node("p", "when", "mean of heads; choose a block to see each"));
     const tables = [], series = [{}], bands = [], owners = [null];
     const add = (x, y, options, owner) => {
       tables.push([x, y.map(drawable)]);
@@ -215,7 +276,7 @@ const charts = (() => {
     };
     for (const line of lines) {
       const colour = colourOf(line, single, data), few = line.x.length < 25;
-      const invisible = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
+      const invisible = { stroke: "transparent", width: 0, points: { show: false } };
       if (line.look === "band" || line.members) {
         const high = line.members ? line.high : line.y, low = line.members ? line.low : line.y.map(v => finite(v) ? -v : v);
         add(line.x, high, invisible, line.members ? null : line);
@@ -224,20 +285,26 @@ const charts = (() => {
         if (!line.members) continue;
       }
       add(line.x, line.y, {
-        stroke: alpha(colour, line.faint ? 0.45 : 1), width: line.look === "control" ? 1.2 : line.faint ? 1 : 1.8,
-        dash: DASHES[line.look], spanGaps: true, points: { show: few && line.look !== "control", size: 5, fill: colour },
+        stroke: () => alpha(colourOf(line, single, data), line.faint ? 0.45 : 1),
+        width: line.look === "control" ? 1.2 : line.faint ? 1 : 1.8, dash: DASHES[line.look],
+        points: {
+          show: few && line.look !== "control", size: 5, fill: () => colourOf(line, single, data),
+          filter: (u, i, show) => show ? null : lone(u.data[i]),
+        },
       }, line);
     }
-    const joined = uPlot.join(tables);
+    // A null of a series is a gap up to its neighbours; at rows of other series alone it goes on.
+    const joined = uPlot.join(tables, tables.map(() => [1, 2]));
     const positive = joined[0].filter(x => x > 0), unit = positive.length ? positive[0] : 1;
     const ink = css("--muted"), grid = { stroke: css("--grid"), width: 1 };
     const font = `11px ${css("--sans")}`;
     const axis = { stroke: ink, font, ticks: { show: false } };
     const first = joined[0][0], last = joined[0][joined[0].length - 1];
-    const whole = last > first ? [first, last] : [first - 1, last + 1];
+    const whole = last > first ? [first, last] : [first > 0 ? first - 1 : first, last + 1];
     const range = panel.x === "step" && state.zoom ? state.zoom : whole;
     const options = {
-      width: Math.max(box.clientWidth, 200), height: panel.height || 201, series, bands, padding: [8, 16, 0, 0],
+      width: Math.max(box.clientWidth, 200), height: named ? Math.max(201, NAME_GAP * lines.length + 45) : 201,
+      series, bands, padding: named ? [8, NAME_WIDTH, 0, NAME_WIDTH] : [8, 16, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: false, distr: xlog ? 4 : 1, asinh: unit, range: () => range },
@@ -247,7 +314,7 @@ const charts = (() => {
         { ...axis, grid: { show: false }, size: 22, gap: 3, label: (panel.xname || panel.x) + (xlog ? ", log scale" : ""), labelFont: font, labelSize: 15, labelGap: -1, values: (u, splits) => splits.map(tick),
           ...(xlog ? { splits: () => logSplits(range[0], range[1], unit, joined[0]), filter: (u, s) => s } : { space: 60 }),
           ...(WHOLE.includes(panel.x) ? { incrs: INCREMENTS } : {}) },
-        { ...axis, grid, size: 46, gap: 4, space: 34, values: (u, splits) => splits.map(tick),
+        { ...axis, grid, show: !named, size: 46, gap: 4, space: 34, values: (u, splits) => splits.map(tick),
           ...(log ? { splits: (u, _, low, high) => powers(low, high), filter: (u, splits) => splits } : {}),
           ...(nothing ? { incrs: INCREMENTS } : {}) },
       ],
@@ -258,8 +325,8 @@ const charts = (() => {
         dataIdx: (u, index, at) => nearest(u.data[index], u.data[0], at),
       },
       hooks: {
-        draw: [u => marker(u, panel, state)],
-        setCursor: [u => tip(u, panel, owners, data, single)],
+        draw: [u => marker(u, panel, state), ...(named ? [u => nameEnds(u, lines)] : [])],
+        setCursor: [u => tip(u, panel, owners, data, single, hooks)],
         setSelect: [u => {
           if (u.select.width < 4) return;
           const zoom = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
@@ -274,7 +341,19 @@ const charts = (() => {
       if (panel.x === "step") hooks.zoom(null);
       else { [range[0], range[1]] = [first, last]; plot.setScale("x", { min: first, max: last }); }
     });
-    plot.over.addEventListener("mouseleave", () => hideTip());
+    plot.over.addEventListener("mouseleave", () => { hideTip(); hooks.point(null); });
+    // The tooltip by keyboard: arrows go from point to point.
+    plot.over.tabIndex = 0;
+    plot.over.addEventListener("keydown", event => {
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!by) return;
+      event.preventDefault();
+      const idx = plot.cursor.idx ?? joined[0].length - (by > 0), at = Math.min(Math.max(idx + by, 0), joined[0].length - 1);
+      plot.byKey = true;
+      plot.setCursor({ left: plot.valToPos(joined[0][at], "x"), top: plot.over.clientHeight / 2 }, true);
+      plot.byKey = false;
+    });
+    plot.over.addEventListener("blur", () => hideTip());
     box.append(legend(lines, single, data));
     return plot;
   };
@@ -282,8 +361,8 @@ const charts = (() => {
   const spread = (low, high, log) => {
     if (low === null || high === null || !finite(low) || !finite(high)) return log ? [0.1, 1] : [0, 1];
     if (log) return [low / 1.15, high > low ? high * 1.15 : high * 2];
-    // Whole numbers around zero, not fractions of nothing.
-    if (low === 0 && high === 0) return [-2, 2];
+    // Whole numbers, not fractions of nothing.
+    if (low === 0 && high === 0) return [0, 4];
     if (low > 0 && low < 0.35 * high) low = 0;
     const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
     return [low === 0 ? 0 : low - room, high + room];
@@ -362,6 +441,9 @@ const charts = (() => {
     if (looks.size > 1) looks.forEach((name, look) => add(name, look, css("--ink")));
     for (const line of lines) {
       if (line.members || line.faint || seen.size >= 12) continue;
+      // Tokens have their names at the ends; a band of one point cannot be seen.
+      if (line.text !== undefined) { add(line.plain, line.look, colourOf(line, single, data)); continue; }
+      if (line.look === "band" && line.x.length < 2) continue;
       if (scaled && line.depth?.[2] === "layer") {
         if (plain.size > 1) add(line.plain, line.look, css("--ink"));
         continue;
@@ -399,9 +481,9 @@ const charts = (() => {
   };
 
   const MOST = 12;
-  const tip = (u, panel, owners, data, single) => {
+  const tip = (u, panel, owners, data, single, hooks) => {
     const { left, top, idx } = u.cursor;
-    if (left < 0 || idx === null || idx === undefined || !u.over.matches(":hover")) return;
+    if (left < 0 || idx === null || idx === undefined || !(u.byKey || u.over.matches(":hover"))) return;
     const at = u.data[0][idx], word = panel.x === "layer" ? "block" : panel.x;
     const found = [];
     owners.forEach((line, i) => {
@@ -414,7 +496,7 @@ const charts = (() => {
       // What others are judged against comes last.
       const away = Math.abs(u.valToPos(value, "y") - top) + (line.look === "control" || line.look === "band" ? 1e6 : 0);
       const name = [...new Set([owner, line.name])].filter(Boolean).join(", ") || panel.title;
-      found.push([away, row(colourOf(line, single, data), name + aside, written(value))]);
+      found.push([away, row(colourOf(line, single, data), name + aside, written(value)), line]);
       for (const member of line.members || []) {
         const there = member.y[member.x.indexOf(x)];
         if (finite(there)) found.push([away + 1e4, row(alpha(colourOf(line, single, data), 0.5), data.runs[member.run].name, written(there))]);
@@ -422,6 +504,7 @@ const charts = (() => {
     });
     if (!found.length) { hideTip(); return; }
     found.sort((a, b) => a[0] - b[0]);
+    hooks.point(found[0][2]?.run ?? null);
     const rows = found.slice(0, MOST).map(pair => pair[1]);
     if (found.length > MOST) rows.push(node("div", "more", `and ${found.length - MOST} more`));
     const box = u.over.getBoundingClientRect();

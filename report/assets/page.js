@@ -54,6 +54,17 @@
   // ── panels ───────────────────────────────────────────────────────────────────────────────────────────────────────
   const drawn = new Map();
   const visible = box => box.offsetParent !== null;
+  // What a screen reader calls a panel: its title, or the words of its still picture.
+  const nameOf = figure => data.panels[figure.dataset.panel].title
+    || figure.querySelector('.still [role="img"]')?.getAttribute("aria-label") || "";
+  // Among more runs than colours the one that the reader points at has a colour, else the chosen one.
+  const isCrowded = data.run_colours.includes(null);
+  const point = run => {
+    const pointed = run ?? state.focus;
+    if (!isCrowded || pointed === data.pointed) return;
+    data.pointed = pointed;
+    for (const { plot } of drawn.values()) plot?.redraw(false);
+  };
   const draw = figure => {
     const id = figure.dataset.panel, panel = data.panels[id];
     if (!DRAW[panel.kind]) return;
@@ -64,7 +75,13 @@
       press.setAttribute("aria-pressed", String(log));
       press.disabled = !canLog;
     };
-    const plot = DRAW[panel.kind]({ id, ...panel }, box, state, data, { zoom: zoom => change({ zoom }), axis });
+    const plot = DRAW[panel.kind]({ id, ...panel }, box, state, data, { zoom: zoom => change({ zoom }), axis, point });
+    for (const made of box.querySelectorAll("canvas, .u-over")) {
+      made.setAttribute("role", made.tagName === "CANVAS" ? "img" : "group");
+      made.setAttribute("aria-label", made.tagName === "CANVAS" ? nameOf(figure) : `${nameOf(figure)}: arrow keys read its points`);
+    }
+    const ofAll = figure.querySelector(".of-all"), isDeep = s => s.axes.some(axis => ["layer", "head"].includes(axis[0]));
+    if (ofAll) ofAll.hidden = (state.block !== "" || state.head !== "") && panel.series.some(isDeep);
     drawn.set(id, { plot, width: box.clientWidth });
   };
   const figures = [...document.querySelectorAll("[data-panel]")].filter(figure => DRAW[data.panels[figure.dataset.panel].kind]);
@@ -91,6 +108,7 @@
       const open = data.runs.findIndex((_, run) => !state.hidden.has(run));
       state.focus = Math.max(open, 0);
     }
+    data.pointed = state.focus;
     write();
     fill();
     if (!onlyStep) { redraw(); return; }
@@ -171,18 +189,30 @@
       bar.append(reset);
     }
     if (data.runs.length > 1) {
-      const chips = node("div", "chips");
+      const chips = node("div", "chips"), grey = data.runs.filter((_, i) => data.run_colours[i] === null).length;
+      let open = grey === 0;
       data.runs.forEach((run, i) => {
-        const chip = button(run.name, "Show or hide this run", () => {
+        const place = data.run_colours[i];
+        const chip = button(run.role ? `${run.name} (${run.role})` : run.name, "Show or hide this run", () => {
           const hidden = new Set(state.hidden);
           if (!hidden.delete(i)) hidden.add(i);
           change({ hidden });
         });
         chip.dataset.run = i;
-        chip.style.setProperty("--c", `var(--run-${i % 6})`);
-        updates.push(() => chip.setAttribute("aria-pressed", String(!state.hidden.has(i))));
+        updates.push(() => {
+          chip.setAttribute("aria-pressed", String(!state.hidden.has(i)));
+          chip.hidden = !open && place === null && i !== state.focus;
+          chip.style.setProperty("--c", place !== null ? `var(--run-${place % 6})` : i === state.focus ? "var(--run-3)" : "var(--muted)");
+        });
+        for (const [event, run] of [["mouseenter", i], ["focus", i], ["mouseleave", null], ["blur", null]]) chip.addEventListener(event, () => point(run));
         chips.append(chip);
       });
+      if (grey) {
+        const more = button(`all ${data.runs.length} runs`, "Show or hide the names of the grey runs", () => { open = !open; fill(); });
+        updates.push(() => more.setAttribute("aria-expanded", String(open)));
+        more.className = "more";
+        chips.append(more);
+      }
       bar.append(chips);
     }
   };
@@ -198,6 +228,7 @@
         change({ ylog });
       });
       press.className = "ylog";
+      press.setAttribute("aria-label", `log scale: ${nameOf(figure)}`);
       figure.querySelector(".bar").append(press);
     }
   };
@@ -218,7 +249,7 @@
     change({ at: link.getAttribute("href").slice(1) });
     goTo(state.at);
   });
-  addEventListener("hashchange", () => { state = read(); fill(); redraw(); if (state.at) goTo(state.at); });
+  addEventListener("hashchange", () => { state = read(); data.pointed = state.focus; fill(); redraw(); if (state.at) goTo(state.at); });
   document.addEventListener("mousemove", event => {
     const told = event.target.closest?.("[data-tip]");
     if (told) showTip(event.clientX, event.clientY, told.dataset.tip.split("\n").map(line => node("div", "", line)));
@@ -245,6 +276,7 @@
   makeSwitches();
   state = read();
   state.shown = data.runs.length - state.hidden.size;
+  data.pointed = state.focus;
   fill();
   figures.forEach(figure => near.observe(figure));
   if (state.at) goTo(state.at);

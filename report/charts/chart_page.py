@@ -31,7 +31,7 @@ from ..html_page import render
 from ..pictures.style import DEPTH
 from ..table import Table
 from .scales import CIVIDIS
-from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel, Series
+from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel, Series, colours_of
 from .stills import step_share, still
 
 # ---------------------------------------------------------------- size limit of pages of deep models
@@ -178,8 +178,8 @@ class Finding:
     """Controls of the values, in grey."""
     link: str = ""
     """Id of the block that it leads to."""
-    run: int = 0
-    """Number of the run, which decides the colour."""
+    colour: int | None = 0
+    """Place of its run among the colours; None for grey."""
     steps: Sequence[int] = ()
     """Steps of the values, of which each has its place; without them they lie at equal distances."""
     is_log: bool = False
@@ -264,6 +264,10 @@ def render_page(
     Raises:
         ValueError: two panels have one id.
     """
+
+    def picture(panel: ChartPanel, description: str = "") -> Markup:
+        return still(_told_apart(panel, runs), description)
+
     panels = [*panels_of(blocks), *further]
     ids = [panel.id for panel in panels]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
@@ -276,7 +280,7 @@ def render_page(
         about=about,
         blocks=blocks,
         runs=runs,
-        still=still,
+        still=picture,
         spark=sparkline,
         data=data,
         shortened=notes,
@@ -286,6 +290,24 @@ def render_page(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         **values,
     )
+
+
+def _told_apart(panel: ChartPanel, runs: Sequence[PageRun]) -> ChartPanel:
+    """Return a panel of many runs for its still picture: the grey ones lie below, those with a colour have a name."""
+    if not isinstance(panel, CurvePanel) or len({series.run for series in panel.series} - {None}) < 2:
+        return panel
+    colours = colours_of([run.role for run in runs])
+    if None not in colours:
+        return panel
+    found: list[tuple[bool, Series]] = []
+    for series in panel.series:
+        colour = None if series.run is None else colours[series.run]
+        if series.run is None or colour is None:
+            found.append((False, replace(series, run=None)))
+        else:
+            name = ", ".join(filter(None, [f"{runs[series.run].name} ({runs[series.run].role})", series.name]))
+            found.append((True, replace(series, colour=colour, name=name)))
+    return replace(panel, series=[series for _, series in sorted(found, key=lambda pair: pair[0])])
 
 
 def panels_of(blocks: Iterable[Block]) -> Iterator[ChartPanel]:
@@ -302,6 +324,7 @@ def island(panels: Iterable[ChartPanel], runs: Sequence[PageRun]) -> str:
     panels = list(panels)
     data: dict[str, Any] = {
         "runs": [run.to_json() for run in runs],
+        "run_colours": colours_of([run.role for run in runs]),
         "steps": _steps(panels),
         "colours": list(CIVIDIS),
         "depth": list(DEPTH),

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...files import finite_or_nan
 from ...findings.run_history import GROUPS, PROBES, RunHistory, Start, arrays_of
 from ...metrics.quantities import LOGGED, MEASURED
-from ...metrics.quantity import AXES, AxisName
+from ...metrics.quantity import AXES, AxisName, Quantity
 from ..sections.preference import ranking_panel
 from ..sections.snapshot_view import drawn_positions
 from ..sections.training import evaluated, in_words
@@ -187,12 +186,11 @@ def _in_words_of(start: Start, panel: ChartPanel) -> ChartPanel:
 def _scalars(
     run: RunHistory, key: str, name: str, look: Look = "solid", group: str = "bias", probe: str = ""
 ) -> Series | None:
-    """Read a snapshot scalar over the steps of a run; None if it was not measured."""
-    steps = [snapshot.step for snapshot in run.dated]
-    values = np.array([finite_or_nan((s.summary.get(group) or {}).get(key)) for s in run.dated])
+    """Read a snapshot scalar over the steps of a run; None if it has no number."""
+    steps, values = run.measured(key, group)
     if not np.isfinite(values).any():
         return None
-    return Series(values, {"step": steps}, run.index, name, look, probe)
+    return Series(np.array(values), {"step": steps}, run.index, name, look, probe)
 
 
 def _arrays(
@@ -258,7 +256,18 @@ def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
         x_log=steps_are_wide(runs),
         lead=panel.lead if any(s.probe == panel.lead for s in found) else "",
         csv=panel.csv,
+        of_all=_reduction(quantity),
     )
+
+
+_REDUCTIONS = {"mean": "mean of", "max": "largest of", "sum": "sum of"}
+
+
+def _reduction(quantity: Quantity) -> str:
+    """Return the words for a scalar made of all blocks and heads: "mean of blocks and heads"; "" for others."""
+    over = [AXES[axis].column for axis in quantity.axes]
+    parts = [word for name, word in (("layer", "blocks"), ("head", "heads")) if name in over]
+    return f"{_REDUCTIONS[quantity.scalar]} {' and '.join(parts)}" if parts and quantity.scalar in _REDUCTIONS else ""
 
 
 def _log_series(run: RunHistory, key: str, name: str, look: Look = "solid", probe: str = "") -> Series | None:
@@ -275,9 +284,9 @@ def _losses(runs: Sequence[RunHistory]) -> CurvePanel | None:
     levels = {run.unigram_entropy for run in runs}
     for run in runs:
         found += [
-            _log_series(run, "val/loss", "validation"),
-            _log_series(run, "ema/val/loss", f"validation, {AVERAGED}", "dashed"),
-            _log_series(run, "train/loss", "train", "dotted"),
+            _log_series(run, "train/loss", "train"),
+            _log_series(run, "val/loss", "validation", "dashed"),
+            _log_series(run, "ema/val/loss", f"validation, {AVERAGED}", "dotted"),
         ]
     series = [s for s in found if s is not None]
     if not series:

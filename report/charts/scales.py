@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...findings.formatting import counted, format_value, power_text
-from ..pictures.axes import AROUND_ZERO, on_axis
+from ..pictures.axes import OF_ZEROS, on_axis
 from ..pictures.style import DEPTH
 
 CIVIDIS = (
@@ -64,7 +64,7 @@ def fitting_scale(values: Sequence[float] | np.ndarray, log: bool = False) -> Sc
     elif not len(held):
         return Scale(0.0, 1.0)
     elif not held.any():
-        return Scale(*AROUND_ZERO)
+        return Scale(*OF_ZEROS)
     low, high = float(held.min()), float(held.max())
     if log:
         margin = min(max((high / low) ** 0.1, 1.02), 1.15) if high > low else 2.0

@@ -125,7 +125,15 @@ class CurvePanel:
     """True if y grows downwards, as ranks do."""
     span: tuple[float, float] | None = None
     """Numbers that y covers in a still picture too, such as those of a panel beside it."""
+    of_all: str = ""
+    """Words for numbers made of all blocks and heads, behind the unit as long as none of these is chosen."""
     kind: str = "curves"
+
+    @property
+    def begins_log(self) -> bool:
+        """True if y is logarithmic at first: one without anything to show would be an empty axis."""
+        judged = [series.values for series in self.series if series.look not in ("control", "band")]
+        return self.log and any((np.asarray(values) > 0).any() for values in judged)
 
     def to_json(self) -> dict[str, Any]:
         """Return the panel for the page's script."""
@@ -300,12 +308,22 @@ class PageRun:
     """Tokens seen, by step."""
     start: str = "at birth"
     """Name of step 0."""
+    role: str = ""
+    """Reason why it has a colour among more runs than colours: first, best, worst."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the run for the page's script."""
         tokens = {str(step): int(n) for step, n in (self.tokens or {}).items()}
         found: dict[str, Any] = {"name": self.name, "group": self.group, "start": self.start}
-        return found | ({"tokens": tokens} if tokens else {})
+        return found | ({"tokens": tokens} if tokens else {}) | ({"role": self.role} if self.role else {})
+
+
+def colours_of(roles: Sequence[str]) -> list[int | None]:
+    """Return the place of each run among the colours, by the runs' roles (`PageRun.role`); None for a grey one. Where
+    no run has a role, each has its colour.
+    """
+    standing_out = [run for run, role in enumerate(roles) if role] or list(range(len(roles)))
+    return [standing_out.index(run) if run in standing_out else None for run in range(len(roles))]
 
 
 # ---------------------------------------------------------------- panels from the numbers of a picture
@@ -343,6 +361,8 @@ class Drawn:
     """True if y begins logarithmic, whatever its quantities say."""
     made: CurvePanel | HeatmapPanel | None = None
     """The panel, if it is not made from the numbers."""
+    part: str = ""
+    """Words for the part of the blocks that it shows; "" for all."""
 
     def within(self, at: Mapping[str, Any]) -> Drawn:
         """Return the same with further columns of the numbers."""

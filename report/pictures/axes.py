@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.ticker import EngFormatter
 
 
-AROUND_ZERO = (-2.0, 2.0)
+OF_ZEROS = (0.0, 4.0)
 """Ends of an axis on which everything is 0: its ticks are whole numbers, not fractions of nothing."""
 
 #: The largest number that an axis shows, and the smallest on a logarithmic one: beyond, differences and ratios of

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...files import finite_or_nan
 from ...findings.run_history import (
     GROUPS,
     PROBES,
@@ -170,10 +169,9 @@ class TrainingView:
         """
         found = []
         for run in self.runs:
-            steps = [snapshot.step for snapshot in run.dated]
             for raw, name in curves.items():
                 key = run.shown_scalar(raw, group) if as_shares else raw
-                values = [finite_or_nan(snapshot.summary.get(group, {}).get(key)) for snapshot in run.dated]
+                steps, values = run.measured(key, group)
                 if np.isfinite(values).any():
                     found.append(curve_of(name, f"{group}/{key}", steps, values, run))
         return found
@@ -245,6 +243,7 @@ class TrainingView:
         if one_scale:
             found = on_one_scale(found)
         for (section, key, caption, run), drawn in zip(made, found, strict=True):
+            caption = f"{caption.rstrip('.')}; {drawn.part}." if drawn.part else caption
             section.add(drawn, key, caption if len(self.runs) == 1 else f"{run.name}. {caption}", run.index)
 
     def add_blocks(
@@ -292,7 +291,10 @@ class TrainingView:
                 {"head": range(values.shape[2])},
             ]
             numbers = [LabelledArray(quantity.name, values[:, shown], axes)]
-            return Drawn(numbers, _references(run, prefix, quantity, steps), unit=quantity.quantity.axis_label)
+            n_blocks = values.shape[1]
+            part = f"{len(shown)} of {n_blocks} blocks, where it changes most" if len(shown) < n_blocks else ""
+            unit = quantity.quantity.axis_label
+            return Drawn(numbers, _references(run, prefix, quantity, steps), unit=unit, part=part)
 
         self.add_per_probe(section, key, caption, draw)
 

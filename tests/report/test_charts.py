@@ -135,8 +135,8 @@ def test_scales_by_hand():
     assert fitting_scale([5e-324, 1e308, 2.0], log=True).ticks() == [1, 2, 3, 4]
 
 
-def test_where_everything_is_zero_the_axis_is_linear_around_it():
-    assert fitting_scale([0.0, 0.0], log=True).ticks() == [-2, -1, 0, 1, 2]
+def test_where_everything_is_zero_the_axis_is_linear_and_begins_with_it():
+    assert fitting_scale([0.0, 0.0], log=True).ticks() == [0, 1, 2, 3, 4]
     zeros = Series(np.zeros(3), {"step": [0, 1, 2]}, 0)
     level = Series(np.full(3, 0.5), {"step": [0, 1, 2]}, None, "level", "control")
     for series in ([zeros], [zeros, level]):

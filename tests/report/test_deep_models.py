@@ -180,6 +180,12 @@ def test_a_page_of_many_snapshots_of_a_deep_model_stays_small(deep_run):
     assert f"Shown: of a single block or head, {len(steps)} of 12 steps; the snapshots hold all." in text
 
 
+def test_pictures_of_heads_say_which_of_the_blocks_they_show(deep_run):
+    _, text = deep_run
+    captions = re.findall(r'aria-label="Sink mass of every head([^"]*)"', text)
+    assert captions == [f"{probe}; 12 of 96 blocks, where it changes most." for probe in ("", "; text probe")]
+
+
 def test_a_still_map_of_many_cells_is_one_picture_and_its_lines_are_few(deep_run):
     _, text = deep_run
     (figure,) = re.findall(r'<figure class="panel heatmap" id="panel-sink-heads".*?</figure>', text, re.DOTALL)

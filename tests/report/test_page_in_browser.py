@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from pages import values
 
 from birthmark.files import read_json, write_json, write_text
+from birthmark.measure.records import append_metrics
 from birthmark.report.charts.chart_page import Controls, PageRun, Panels, render_page
 from birthmark.report.charts.specs import CurvePanel, Series
 from birthmark.report.run_page import build_report, summarise
@@ -314,10 +316,168 @@ def test_a_hundred_runs_open(tmp_path, make_run, open_page):
     run = make_run(tmp_path / "run", steps=(0, 3), losses=False, vocab=30, only=())
     runs = [run] * 100
     tab = open_page(write_report(runs, tmp_path))
-    assert tab.page.locator(".chips button").count() == 100
+    assert tab.page.locator(".chips [data-run]").count() == 100
     assert "more" in hover(tab, "alignment", 1)[-1]
+    tab.page.click(".chips .more")
     tab.page.click('.chips [data-run="99"]')
     assert view(tab)["hide"] == "99"
+
+
+RUN_COLOURS = ("#0072b2", "#d55e00", "#00875f", "#b0578d", "#8a6d00", "#0092b8")
+"""Colours of runs on a light page, as the docs name them."""
+
+
+def inks(tab, panel, share, colours=RUN_COLOURS):
+    """Read which colours a panel's picture has, pixel for pixel, in the column so far from its plot's left."""
+    column = """([panel, share]) => {
+        const over = document.querySelector(`#panel-${panel} .u-over`).getBoundingClientRect();
+        const canvas = document.querySelector(`#panel-${panel} canvas`), box = canvas.getBoundingClientRect();
+        const x = Math.round((over.left - box.left + share * over.width) * devicePixelRatio);
+        const copy = Object.assign(document.createElement("canvas"), { width: 1, height: canvas.height });
+        const ink = copy.getContext("2d");
+        ink.drawImage(canvas, -x, 0);
+        const pixels = ink.getImageData(0, 0, 1, canvas.height).data, found = [];
+        for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3] > 200) found.push([...pixels.slice(i, i + 3)]);
+        return found.map(rgb => "#" + rgb.map(c => c.toString(16).padStart(2, "0")).join(""));
+    }"""
+    tab.page.locator(f"#panel-{panel}").scroll_into_view_if_needed()
+    tab.draw()
+    return set(tab.page.evaluate(column, [panel, share])) & set(colours)
+
+
+def test_a_line_breaks_where_it_is_no_number_and_not_at_the_steps_of_others(tmp_path, open_page):
+    nan = np.nan
+    broken = Series(np.array([1, nan, 1, 1, nan, 1.5, nan]), {"step": [0, 10, 20, 30, 40, 50, 60]}, 0)
+    sparse = Series(np.array([3, 3]), {"step": [0, 60]}, 1)
+    dense = Series(np.full(61, 2.0), {"step": range(61)}, 2)
+    dense.values[7] = nan
+    panel = CurvePanel("a", "a", [broken, sparse, dense])
+    write_text(tmp_path / "page.html", render_page("page", [Panels([panel])], runs=[PageRun(name) for name in "abc"]))
+    tab = open_page(tmp_path / "page.html")
+    first, second, third = RUN_COLOURS[:3]
+    assert inks(tab, "a", 15 / 60) == {second, third}
+    assert inks(tab, "a", 25 / 60) == {first, second, third}
+    assert inks(tab, "a", 7 / 60) == {second}
+    # A number between two gaps is a point.
+    assert first in inks(tab, "a", 50 / 60)
+
+
+def test_seeds_of_other_steps_share_a_mean_without_gaps(tmp_path, open_page):
+    often = Series(np.array([1.0, 1, 1, 1, 1]), {"step": [0, 5, 10, 15, 20]}, 0)
+    seldom = Series(np.array([2.0, 2, 2]), {"step": [0, 10, 20]}, 1)
+    runs = [PageRun("a", "group"), PageRun("b", "group")]
+    write_text(tmp_path / "page.html", render_page("p", [Panels([CurvePanel("a", "a", [often, seldom])])], runs=runs))
+    assert inks(open_page(tmp_path / "page.html"), "a", 0.4) == {RUN_COLOURS[0]}
+
+
+def test_of_more_runs_than_colours_first_best_and_worst_stand_out(tmp_path, make_run, open_page):
+    losses = [4.2, 4.5, 3.0, 4.0, 3.5, 6.0, 5.0, np.nan]
+    runs = [make_run(tmp_path / f"run-{n}", seed=n, steps=(0, 8), only=()) for n in range(8)]
+    for run, loss in zip(runs, losses, strict=True):
+        append_metrics(run.metrics, 16, {"val/loss": loss, "train/loss": loss})
+    best, worst = int(np.nanargmin(losses)), int(np.nanargmax(losses))
+    page = write_report(runs, tmp_path)
+    tab = open_page(page)
+    chips = tab.page.locator(".chips button:visible")
+    roles = {0: "first", best: "best", worst: "worst"}
+    assert chips.all_inner_texts() == [*(f"run-{n} ({roles[n]})" for n in sorted(roles)), "all 8 runs"]
+    assert inks(tab, "loss-live", 0.97) == set(RUN_COLOURS[:3])
+    # The one that the reader points at has a colour of its own.
+    tab.page.click(".chips .more")
+    other = next(n for n in range(8) if n not in roles)
+    tab.page.hover(f'.chips [data-run="{other}"]')
+    assert inks(tab, "loss-live", 0.97) == set(RUN_COLOURS[:4])
+    tab.page.hover("h1")
+    assert inks(tab, "loss-live", 0.97) == set(RUN_COLOURS[:3])
+    # Hovering over a line names its run, and colours it.
+    _, _, nearest, *_ = hover(tab, "loss-live", 1)
+    assert nearest == "run-1, train"
+    assert inks(tab, "loss-live", 0.97) == set(RUN_COLOURS[:4])
+    # So it is in print, with names.
+    still = tab.page.locator("#panel-loss-live .still")
+    strokes = set(still.locator("path.l").evaluate_all("all => all.map(path => path.getAttribute('stroke'))"))
+    assert strokes == {"var(--muted)", *(f"var(--run-{n})" for n in range(3))}
+    keys = still.locator(".keys span").evaluate_all("all => all.map(key => key.textContent)")
+    assert {f"run-{n} ({role}), train" for n, role in roles.items()} <= set(keys)
+
+
+def test_pictures_and_switches_have_names_headings_their_order_and_points_are_read_by_keyboard(one, open_page):
+    tab = open_page(one[1])
+    tab.run("() => document.querySelectorAll('details').forEach(d => d.open = true)")
+    named = "all => all.map(e => [e.getAttribute('role'), e.getAttribute('aria-label')])"
+    canvases = tab.page.locator("#panel-alignment canvas, #panel-sink-mass canvas").evaluate_all(named)
+    assert canvases == [["img", "Alignment with the seed direction"], ["img", "Sink mass"]]
+    switches = [label for _, label in tab.page.locator("button.ylog").evaluate_all(named)]
+    assert all(label.startswith("log scale: ") and len(label) > 12 for label in switches)
+    assert "log scale: Loss" in switches
+    levels = tab.run("() => [...document.querySelectorAll('h1, h2, h3, h4')].map(h => +h.tagName[1])")
+    assert all(below <= above + 1 for above, below in pairwise(levels))
+    over = tab.page.locator("#panel-alignment .u-over")
+    over.focus()
+    tab.page.keyboard.press("ArrowLeft")
+    tab.page.keyboard.press("ArrowLeft")
+    assert tab.text(TOOLTIP).split("\n")[0] == "step 20"
+    tab.page.keyboard.press("ArrowRight")
+    at, *rows = tab.text(TOOLTIP).split("\n")
+    assert at == "step 30"
+    expected = one[0].snapshots()[-1].bias["alignment"]
+    assert f"{float(f'{expected:.4g}')}" in rows
+
+
+def test_a_panel_says_what_its_line_is_a_mean_of_until_a_block_is_chosen(one, open_page):
+    tab = open_page(one[1])
+    assert (
+        tab.page.locator("#panel-sink-mass .bar small").inner_text() == "share of attention, mean of blocks and heads"
+    )
+    tab.run("() => document.querySelectorAll('details').forEach(d => d.open = true)")
+    heads = tab.page.locator("#panel-picture-lock-cosine-heads-0, #panel-picture-sink-mass-heads-0").first
+    heads.scroll_into_view_if_needed()
+    tab.draw()
+    assert heads.locator(".when").inner_text() == "mean of heads; choose a block to see each"
+    tab.page.select_option("#choose-block", "2")
+    tab.draw()
+    assert heads.locator(".when").count() == 0
+    tab.page.locator("#panel-sink-mass").scroll_into_view_if_needed()
+    tab.draw()
+    assert tab.page.locator("#panel-sink-mass .bar small").inner_text() == "share of attention"
+
+
+def test_paths_of_tokens_have_the_colours_of_their_two_groups(one, open_page):
+    tab = open_page(one[1])
+    tab.run("() => document.querySelectorAll('details').forEach(d => d.open = true)")
+    panel = tab.page.locator("#panel-picture-preference-ranks-0")
+    panel.scroll_into_view_if_needed()
+    tab.draw()
+    live, still = (
+        panel.locator(f"{part} .keys span").evaluate_all("all => all.map(key => key.textContent)")
+        for part in (".live", ".still")
+    )
+    assert live == still == ["favourites now only", "among birth's favourites"]
+    assert inks(tab, "picture-preference-ranks-0", 0.5, (*RUN_COLOURS, "#7b8087")) == {RUN_COLOURS[0], "#7b8087"}
+
+
+def test_a_printed_page_cuts_no_column_and_says_where_y_is_logarithmic(one, open_page):
+    tab = open_page(one[1], width=700)
+    tab.page.emulate_media(media="print")
+    lists = tab.page.locator("#panel-tokens .still table").evaluate_all(
+        "all => all.map(t => t.getBoundingClientRect().right)"
+    )
+    assert len(lists) == 2
+    assert max(lists) <= 700
+    assert "log scale" in tab.page.locator("#panel-variance-positions .bar").inner_text()
+    assert "log scale" not in tab.page.locator("#panel-alignment .bar").inner_text()
+
+
+def test_a_long_file_name_fits_a_phone_and_one_point_has_an_axis_of_steps(tmp_path, open_page):
+    point = Series(np.array([0.5]), {"step": [0]}, 0, "value")
+    band = Series(np.array([0.1]), {"step": [0]}, 0, "stranger", "band")
+    panels = [CurvePanel("a", "a", [point, band], csv=f"{'outliers-' * 9}.csv")]
+    write_text(tmp_path / "page.html", render_page("page", [Panels(panels)], runs=[PageRun("a")], data="page-data"))
+    tab = open_page(tmp_path / "page.html", width=390)
+    assert tab.run("() => document.documentElement.scrollWidth") == 390
+    # Neither a step before the first, nor a key for a band that one point does not draw.
+    assert inks(tab, "a", 0.0) == {RUN_COLOURS[0]}
+    assert tab.page.locator("#panel-a .live .keys").inner_text() == "value"
 
 
 def test_the_chain_has_a_live_panel_for_every_picture_over_an_axis(one, open_page):

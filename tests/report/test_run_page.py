@@ -453,3 +453,48 @@ def test_the_link_to_the_sink_shows_what_was_found_on_text(tmp_path, make_run, p
         old = Snapshot.read(folder)
         Snapshot(old.summary | {"bias_text": old.bias | {"sink_mass": mass}}, old.arrays).write(folder)
     assert "mass 0.060 → 0.872 on text" in "".join(parse(build([run], tmp_path)).text)
+
+
+def test_the_link_to_aggregation_names_both_blocks_where_they_differ(tmp_path, make_run, parse):
+    run = make_run(tmp_path / "run", steps=(0, 8), n_layers=2)
+    for peaks, words in (
+        (((10.11, 1), (9.95, 2)), "10.11 in block 1 → 9.95 in block 2"),
+        (((10.11, 2), (9.95, 2)), "10.11 → 9.95 in block 2"),
+    ):
+        for folder, (value, block) in zip(run.snapshot_folders(), peaks, strict=True):
+            old = Snapshot.read(folder)
+            values = np.where(np.arange(1, 3) == block, value, 1.5)
+            arrays = {**old.arrays, "variance_discrepancy": values, "sink_mass": np.full((2, 2), 0.01)}
+            Snapshot(old.summary | {"bias": old.bias | {"sink_uniform": 0.06}}, arrays).write(folder)
+        assert f"σ²(0)/σ² {words}" in parse(build([run], tmp_path)).text
+
+
+def test_the_head_and_the_findings_count_the_steps_that_were_skipped(tmp_path, make_run):
+    run = make_run(tmp_path / "run", steps=(0, 8))
+    assert "skipped" not in html.unescape(build([run], tmp_path)).partition("<script")[0]
+    for step, skipped in ((4, 1), (8, 3)):
+        append_metrics(run.metrics, step, {"train/skipped_steps": skipped})
+    text = html.unescape(build([run], tmp_path))
+    assert "8 steps, 800 tokens seen · 3 of 8 steps skipped (loss or gradient not finite)" in text
+    (found,) = [v for v in summarise([run])["runs"][0]["verdicts"] if v["key"] == "skipped_steps"]
+    assert found["sentence"] == "Training skipped 3 of 8 steps: their loss or gradient was not finite."
+    assert (found["steps"], found["values"]) == ([4, 8], [1, 3])
+    assert found["sentence"] in text
+
+
+def test_a_snapshot_without_a_quantity_is_no_gap_and_one_without_its_number_is(tmp_path, make_run):
+    run = make_run(tmp_path / "run", steps=(0, 4, 8, 12))
+    lacks, not_finite = run.snapshot_folders()[1:3]
+    for folder, change in ((lacks, lambda bias: bias.pop("alignment")), (not_finite, _no_alignment)):
+        old = Snapshot.read(folder)
+        bias = dict(old.bias)
+        change(bias)
+        Snapshot(old.summary | {"bias": bias}, old.arrays).write(folder)
+    data = json.loads(re.search(r'id="charts">(.*?)</script>', build([run], tmp_path), re.S)[1])
+    (line,) = [s for s in data["panels"]["alignment"]["series"] if "look" not in s]
+    assert line["axes"] == [["step", [0, 8, 12]]]
+    assert [value is None for value in line["v"]] == [False, True, False]
+
+
+def _no_alignment(bias):
+    bias["alignment"] = float("nan")
