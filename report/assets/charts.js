@@ -189,7 +189,7 @@ const charts = (() => {
     const place = line.colour ?? (line.run in data.run_colours ? data.run_colours[line.run] : line.run);
     if (place !== null) return runColour(place);
     // One of many runs: grey, unless it is alone or the reader points at it.
-    return single || line.run === data.pointed ? runColour(POINTED) : alpha(css("--muted"), 0.45);
+    return single || line.run === data.pointed ? runColour(POINTED) : alpha(css("--muted"), 0.3);
   };
   const isGrey = (line, data) => line.run !== undefined && line.colour === undefined && data.run_colours[line.run] === null;
 
@@ -244,7 +244,7 @@ const charts = (() => {
   };
 
   // ── curves ───────────────────────────────────────────────────────────────────────────────────────────────────────
-  const alpha = (colour, share) => colour.startsWith("#") ? colour + Math.round(255 * share).toString(16).padStart(2, "0") : colour;
+  const alpha = (colour, share) => colour.startsWith("#") ? colour.slice(0, 7) + Math.round(255 * share).toString(16).padStart(2, "0") : colour;
 
   const drawCurves = (panel, box, state, data, hooks) => {
     let lines = linesOf(panel, state);
@@ -285,7 +285,7 @@ const charts = (() => {
         if (!line.members) continue;
       }
       add(line.x, line.y, {
-        stroke: () => alpha(colourOf(line, single, data), line.faint ? 0.45 : 1),
+        stroke: () => line.faint ? alpha(colourOf(line, single, data), 0.45) : colourOf(line, single, data),
         width: line.look === "control" ? 1.2 : line.faint ? 1 : 1.8, dash: DASHES[line.look],
         points: {
           show: few && line.look !== "control", size: 5, fill: () => colourOf(line, single, data),

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
@@ -327,8 +327,8 @@ RUN_COLOURS = ("#0072b2", "#d55e00", "#00875f", "#b0578d", "#8a6d00", "#0092b8")
 """Colours of runs on a light page, as the docs name them."""
 
 
-def inks(tab, panel, share, colours=RUN_COLOURS):
-    """Read which colours a panel's picture has, pixel for pixel, in the column so far from its plot's left."""
+def column_of(tab, panel, share):
+    """Read the colours of a panel's picture, pixel for pixel, in the column so far from its plot's left."""
     column = """([panel, share]) => {
         const over = document.querySelector(`#panel-${panel} .u-over`).getBoundingClientRect();
         const canvas = document.querySelector(`#panel-${panel} canvas`), box = canvas.getBoundingClientRect();
@@ -342,7 +342,12 @@ def inks(tab, panel, share, colours=RUN_COLOURS):
     }"""
     tab.page.locator(f"#panel-{panel}").scroll_into_view_if_needed()
     tab.draw()
-    return set(tab.page.evaluate(column, [panel, share])) & set(colours)
+    return tab.page.evaluate(column, [panel, share])
+
+
+def inks(tab, panel, share, colours=RUN_COLOURS):
+    """Read which of these colours a column has."""
+    return set(column_of(tab, panel, share)) & set(colours)
 
 
 def test_a_line_breaks_where_it_is_no_number_and_not_at_the_steps_of_others(tmp_path, open_page):
@@ -387,6 +392,7 @@ def test_of_more_runs_than_colours_first_best_and_worst_stand_out(tmp_path, make
     other = next(n for n in range(8) if n not in roles)
     tab.page.hover(f'.chips [data-run="{other}"]')
     assert inks(tab, "loss-live", 0.97) == set(RUN_COLOURS[:4])
+    assert [ink for ink, _ in groupby(column_of(tab, "loss-live", 0.97))].count(RUN_COLOURS[3]) == 1
     tab.page.hover("h1")
     assert inks(tab, "loss-live", 0.97) == set(RUN_COLOURS[:3])
     # Hovering over a line names its run, and colours it.
