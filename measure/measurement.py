@@ -21,6 +21,7 @@ from ..models.tensor_shards import reshard
 from .builtin_metrics import OBSERVED, ObservedBirth, ObservedPreference, builtin_metrics
 from .config import AttentionWeights
 from .hf import HFModel
+from .hf.hf_model import Looked
 from .hf.observed_pass import evaluating
 from .observed_metrics import Arrays, BirthReference, MetricSource, Scalars, Setting
 from .passes import (
@@ -107,14 +108,14 @@ def _reading(model: Decoder | HFModel, way: AttentionWeights) -> AbstractContext
     return read_weights(KeySummer, by_walk=way == "walk")
 
 
-def look(model: HFModel, seq_len: int) -> None:
+def look(model: HFModel, seq_len: int) -> Looked:
     """Inspect a model in advance, so that a later measurement need not. Collective: call on every rank.
 
     Raises:
         UsageError: the model cannot be measured.
     """
     with evaluation_mode(model), read_weights(KeySummer):
-        model.unseen(seq_len)
+        return model.look(seq_len)
 
 
 def birth_reference(

@@ -7,7 +7,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from ...models.observe import Attended, Observer, Site, Sublayer, Unseen, Unseen
 from ...models.tensor_shards import compute_dtype, full_shape, full_tensor
 from .family_places import EXPERTS, FamilyPlaces, places_of
 from .observed_pass import (
+    Chain,
     ChangeAttention,
     ObservedPass,
     evaluating,
@@ -33,6 +34,7 @@ from .observed_pass import (
 )
 from .same_attention import SameAttention, times_of_logits
 
+_NO_INTERFACE = "it does not run through the attention interface of transformers"
 _NO_ROW = "a model type without a row in Birthmark's table"
 _OUTPUTS: tuple[tuple[Sublayer, UnseenPlace], ...] = (("attention", "attention_output"), ("mlp", "mlp_output"))
 
@@ -122,6 +124,19 @@ def _why_no_units(block: nn.Module, n_units: int | None, places: FamilyPlaces | 
     if _has_experts(block):
         return "a mixture of experts"
     return _NO_ROW if places is None else "no dense MLP"
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Findings of the first look at a model, none of which holds the model."""
+
+    list: int
+    """Number of the list that holds its blocks, among those of the right length."""
+    unseen: tuple[Unseen, ...]
+    attends: bool
+    """True if attentions are seen."""
+    sees_later: bool
+    """True if queries see later keys."""
 
 
 # ---------------------------------------------------------------- model of transformers
@@ -221,9 +236,10 @@ class HFModel(nn.Module):
             raise self._refusal("it has no language-model head")
         # The decoder of a family with encoders has sizes of its own; the plain names are the encoder's.
         n_blocks = getattr(config, "decoder_layers", config.num_hidden_layers)
-        self._blocks = _blocks(self.decoder, n_blocks)
-        if not self._blocks:
+        self._lists = _lists(self.decoder, n_blocks, self._places)
+        if not self._lists:
             raise self._refusal(f"no list of {n_blocks} blocks in it")
+        self._blocks = self._lists[0]
         devices = {str(where) for where in getattr(self.model, "hf_device_map", {}).values()} - {"cpu", "disk", "meta"}
         if len(devices) > 1:
             raise UsageError(
@@ -231,12 +247,9 @@ class HFModel(nn.Module):
                 "on one: what does not fit may lie on the CPU or on disk (device_map, max_memory)"
             )
         # Many families run through the interface and do not declare it: `unseen` finds those that do not.
-        self._attends = True
-        self._why_no_attention = "it does not run through the attention interface of transformers"
+        self._why_no_attention = _NO_INTERFACE
         self.config = _shape(config, self._type, self._blocks, self._places)
-        self._unseen: tuple[Unseen, ...] | None = None
-        self.sees_later = False
-        """True if queries see later keys; found as :meth:`unseen` looks."""
+        self._looked: Looked | None = None
         self.change_attention: ChangeAttention | None = None
         """Function that changes the value aggregations of observed passes, where it is set
         (measure/interventions.py).
@@ -289,26 +302,41 @@ class HFModel(nn.Module):
         """
         if observer is None:
             return self._logits(tokens_BT, last_only)
-        self.unseen(tokens_BT.shape[1])  # before the observer holds anything
-        with self._pass(observer, attends=self._attends, change=self.change_attention).running():
+        looked = self.look(tokens_BT.shape[1])  # before the observer holds anything
+        with self._pass(observer, attends=looked.attends, change=self.change_attention).running():
             return self._logits(tokens_BT, last_only)
 
-    @torch.no_grad()
     def unseen(self, seq_len: int = _LOOK) -> tuple[Unseen, ...]:
-        """List the places that this model does not show, from one sequence, read once without and once with
-        observation. Collective: call on every rank.
+        """List the places that this model does not show; see :meth:`look`."""
+        return self.look(seq_len).unseen
+
+    @property
+    def sees_later(self) -> bool:
+        """True if queries see later keys; see :meth:`look`."""
+        return self.look().sees_later
+
+    def remember(self, looked: Looked) -> None:
+        """Take over the findings of an earlier look at the same model."""
+        self._looked, self._blocks = looked, self._lists[looked.list]
+
+    @torch.no_grad()
+    def look(self, seq_len: int = _LOOK) -> Looked:
+        """Look at the model the first time, by one sequence, read once without and once with observation. Collective:
+        call on every rank.
 
         Raises:
             UsageError: observation changes the results of a model of a known family, or a pass fails.
         """
-        if self._unseen is None:
+        if self._looked is None:
             length = min(seq_len, _LOOK, self.config.max_seq_len or _LOOK)
             with refusing(self.model), evaluating(self.model):  # dropout would make each pass another
-                record = self._look(torch.arange(length, device=self.device)[None] % self.config.vocab_size)
+                tokens_1T = torch.arange(length, device=self.device)[None] % self.config.vocab_size
+                record, attends, sees_later = self._look(tokens_1T)
             config = self.config
             shape = config.n_heads, config.d_head, config.d_value
-            self._unseen = unseen_places(record, self._blocks, self._places, shape, config.ff, self._why_no_attention)
-        return self._unseen
+            unseen = unseen_places(record, self._blocks, self._places, shape, config.ff, self._why_no_attention)
+            self._looked = Looked(self._lists.index(self._blocks), unseen, attends, sees_later)
+        return self._looked
 
     @property
     def routed(self) -> tuple[int, ...]:
@@ -351,22 +379,30 @@ class HFModel(nn.Module):
 
     # ---------------------------------------------------------------- passes
 
-    def _look(self, tokens_1T: Tensor) -> Record:
+    def _look(self, tokens_1T: Tensor) -> tuple[Record, bool, bool]:
         """Observe one sequence. An unknown model whose attention differs from the observed one is then measured without
         its attention.
+
+        Returns:
+            The record; True if attentions are seen; True if queries see later keys.
         """
         same = SameAttention(self._attention_modules(tokens_1T))
         without, seen = Record(), Record()
-        with self._pass(without, attends=False).running(), same.keeping():
-            logits = self._logits(tokens_1T, last_only=False)
+        chains = [Chain(blocks) for blocks in self._lists]
+        with ExitStack() as stack:
+            for chain in chains:
+                stack.enter_context(chain.watching())
+            with self._pass(without, attends=False).running(), same.keeping():
+                logits = self._logits(tokens_1T, last_only=False)
+        if (blocks := self._chosen(chains)) is not self._blocks:
+            self._blocks, self._why_no_attention = blocks, _NO_INTERFACE
+            return self._look(tokens_1T)
         self._check_shapes(without, logits, tokens_1T)
-        self._attends = bool(same.modules)
-        if not self._attends:
-            return without
+        if not same.modules:
+            return without, False, False
         observed = self._pass(seen, attends=True)
         with observed.running(), same.comparing(observed):
             off = self._logits(tokens_1T, last_only=False) - logits
-        self.sees_later = observed.sees_later
         found = same.first_other()
         where = None if found is None else f"after the attention of block {found[0]}, by {found[1]:.2g} times"
         if where is None and bool(off.any()):
@@ -375,7 +411,7 @@ class HFModel(nn.Module):
             times = times_of_logits(off, allowed)
             where = f"in the logits, by {times:.2g} times" if times > 1 else None
         if where is None:
-            return seen
+            return seen, True, observed.sees_later
         if self._places is not None:
             dtype = str(compute_dtype(self.model)).removeprefix("torch.")
             raise UsageError(
@@ -383,8 +419,24 @@ class HFModel(nn.Module):
                 f"what rounding in {dtype} allows; load it with attn_implementation='eager', or with another version "
                 "of transformers"
             )
-        self._attends, self._why_no_attention = False, f"observed, it differs {where} what rounding allows"
-        return without
+        self._why_no_attention = f"observed, it differs {where} what rounding allows"
+        return without, False, observed.sees_later
+
+    def _chosen(self, chains: Sequence[Chain]) -> list[nn.Module]:
+        """Choose the blocks: the list whose modules hand the residual stream on from one to the next; else the only
+        list of a model that ``transformers`` itself has, which may change the stream in between.
+        """
+        for blocks, chain in zip(self._lists, chains, strict=True):
+            if chain.hands_on:
+                return blocks
+        is_library = len(chains) == 1 and type(self.decoder).__module__.startswith("transformers.models.")
+        if chains[0].repeats or not (self._places is not None or is_library):
+            why = "it calls one of its blocks more than once" if chains[0].repeats else "none reads what another gives"
+            raise UsageError(
+                f"this {self._type} model is not measured: in no list of {len(self._blocks)} modules does the output "
+                f"of each enter the next ({why})"
+            )
+        return self._lists[0]
 
     def _check_shapes(self, record: Record, logits_1TV: Tensor, tokens_1T: Tensor) -> None:
         """Refuse a model with several residual streams, with positions of its own, or with logits of another size."""
@@ -398,11 +450,11 @@ class HFModel(nn.Module):
                     f"{list(wanted)} (sequences, tokens, channels)"
                 )
 
-    def _attention_modules(self, tokens_1T: Tensor) -> dict[nn.Module, int]:
-        """Return the attention modules of the blocks that have one, each with the number of its block."""
+    def _attention_modules(self, tokens_1T: Tensor) -> dict[nn.Module, None]:
+        """Return the attention modules of the blocks that have one, each once."""
         if self._places is not None:
-            found = ((find(block, self._places.attn), layer) for layer, block in enumerate(self._blocks, start=1))
-            return {module: layer for module, layer in found if module is not None}
+            found = (find(block, self._places.attn) for block in self._blocks)
+            return dict.fromkeys(module for module in found if module is not None)
         observed = self._pass(Record(), attends=True)
         try:
             with observed.running():
@@ -458,10 +510,13 @@ class HFModel(nn.Module):
         return UsageError(f"this is not the {self._type} model that transformers has ({why})")
 
 
-def _blocks(decoder: nn.Module, n_layers: int) -> list[nn.Module]:
-    """Find the decoder's blocks: its first list with the right number of modules."""
-    lists = (m for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m) == n_layers)
-    return list(next(lists, ()))
+def _lists(decoder: nn.Module, n_layers: int, places: FamilyPlaces | None) -> list[list[nn.Module]]:
+    """Find the lists that may be the decoder's blocks: those with the right number of modules, and of a known family
+    the first with attentions in them, if any.
+    """
+    found = [list(m) for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m) == n_layers]
+    attending = [blocks for blocks in found if places is not None and any(find(block, places.o) for block in blocks)]
+    return attending[:1] or found
 
 
 def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: FamilyPlaces | None) -> HFConfig:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -91,14 +93,44 @@ _MIXTURE = "mlp"
 #: (number of a block, its attention, its values ``[B, H, T, K]``) → changes the value aggregation in place.
 ChangeAttention = Callable[[int, WeightedSum, Tensor], None]
 
-#: Modules of the blocks of passes under way → the number of their block, and the pass.
-_WATCHED: dict[nn.Module, tuple[int, ObservedPass]] = {}
+#: Modules of the blocks of passes under way → their pass.
+_WATCHED: dict[nn.Module, ObservedPass] = {}
+
+
+#: Buffers of more numbers are not copied: they hold masks and tables, which a pass does not write into.
+_SMALL = 1 << 16
+#: Attribute of rotary embeddings whose frequencies follow the longest sequence that they have seen.
+_GROWN = "max_seq_len_cached"
+
+
+@contextmanager
+def _kept(model: nn.Module) -> Iterator[None]:
+    """Give all modules the buffers back that they had before the context, and rotary embeddings their attributes."""
+    attributes = {module: dict(vars(module)) for module in model.modules() if hasattr(module, _GROWN)}
+    buffers = [
+        (module, name, x, None if x.is_inference() else x._version, x.clone() if x.numel() <= _SMALL else None)
+        for module in model.modules()
+        for name, x in module._buffers.items()
+        if x is not None
+    ]
+    try:
+        yield
+    finally:
+        for module, before in attributes.items():
+            for name in vars(module).keys() - before.keys():
+                delattr(module, name)
+            vars(module).update(before)
+        for module, name, x, version, copy in buffers:
+            module._buffers[name] = x
+            if copy is not None and version is not None and x._version != version:
+                with torch.no_grad():
+                    x.copy_(copy)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put all modules into evaluation mode within the context, and run compiled ones uncompiled; each has its own mode
-    again behind it.
+    and buffers again behind it.
     """
     modes = {module: module.training for module in model.modules()}
     # RWKV divides weights in place as it evaluates: a snapshot gives them back.
@@ -108,7 +140,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         # A module compiled in place would compile hooks and the replaced attention too, or leave them out. Where
         # nothing has compiled, the compiler is not imported for this: that takes a second.
         is_loaded = "torch._dynamo" in sys.modules
-        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
+        with _kept(model), torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
             yield
     finally:
         for module, was in rescaled.items():
@@ -165,14 +197,15 @@ class ObservedPass:
         self._rounds = False
         self.sees_later = False
         """True if a query of an attention so far sees later keys."""
-        self.attention_modules: dict[nn.Module, int] = {}
-        """Modules that have attended in the pass so far, each with the number of its block."""
+        self.attention_modules: dict[nn.Module, None] = {}
+        """Modules that have attended in the pass so far."""
+        self.layer = 0
+        """Number of the block under way; 0 between blocks."""
 
     # ---------------------------------------------------------------- attention
 
     def attend(
         self,
-        layer: int,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -188,7 +221,12 @@ class ObservedPass:
     ) -> Tensor:
         """Compute an attention with the arguments of the library's interface: ``[B, H, T, K]``, ``[B, G, T, K]`` → the
         value aggregation ``[B, H, T, K]``.
+
+        Raises:
+            UsageError: no block is under way.
         """
+        if not self.layer:
+            raise UsageError(f"{type(module).__name__} attends outside of the blocks that are measured")
         causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False
         mask = self._read(attention_mask, query.shape[2], sliding_window, causal=causal)
         self.sees_later |= mask.prefix is not None
@@ -198,16 +236,16 @@ class ObservedPass:
         attending = Attending.of(query, k, v, scale, mask, softcap=softcap, added=position_bias, sinks_H=s_aux)
         if self._rounds:
             return attending.rounded().to(value.dtype)
-        self.attention_modules[module] = layer
+        self.attention_modules[module] = None
         weighted = attending.weighed()
         if self.change is not None:
-            self.change(layer, weighted, v)
+            self.change(self.layer, weighted, v)
         o = weighted.o_BHTK
         attended = Attended(query, k, v, o, o, weighted)
         if self.places is not None and self.places.gated:
-            self._before_gate[layer] = attended
+            self._before_gate[self.layer] = attended
         else:
-            self.observer.attention(layer, attended)
+            self.observer.attention(self.layer, attended)
         return o
 
     def _read(self, mask: Tensor | None, n_positions: int, window: int | None, *, causal: bool) -> ReadMask:
@@ -233,8 +271,12 @@ class ObservedPass:
     def running(self) -> Iterator[None]:
         """Install hooks and replaced attention within the context."""
         with ExitStack() as stack:
+            # Blocks may share a module, whose calls are those of one block after another.
+            layers: dict[nn.Module, list[int]] = {}
             for layer, block in enumerate(self.blocks, start=1):
-                for handle in self._hooks(block, layer):
+                layers.setdefault(block, []).append(layer)
+            for block, of_block in layers.items():
+                for handle in self._hooks(block, of_block):
                     stack.callback(handle.remove)
             if self.attends:
                 stack.callback(self._forget)
@@ -246,14 +288,12 @@ class ObservedPass:
         by_interface = getattr(self.decoder, "_supports_attention_backend", False)
         own = None if by_interface else REPLACED_METHODS.get(self.model_type)
         if own is not None and self.places is not None:
-            for layer, block in enumerate(self.blocks, start=1):
-                module = block.get_submodule(self.places.attn)
-                _put(stack, module, own.method, own.make(module, partial(self.attend, layer, module)))
+            for module in dict.fromkeys(block.get_submodule(self.places.attn) for block in self.blocks):
+                _put(stack, module, own.method, own.make(module, partial(self.attend, module)))
             return
         _register()
-        for layer, block in enumerate(self.blocks, start=1):
-            for module in block.modules():
-                _WATCHED[module] = layer, self
+        for block in self.blocks:
+            _WATCHED.update(dict.fromkeys(block.modules(), self))
         found = [
             config for m in self.decoder.modules() if hasattr(config := getattr(m, "config", None), _IMPLEMENTATION)
         ]
@@ -266,24 +306,32 @@ class ObservedPass:
             for module in block.modules():
                 _WATCHED.pop(module, None)
 
-    def _hooks(self, block: nn.Module, layer: int) -> Iterator[Any]:
-        """Install the hooks that show a block's tensors; yield their handles."""
+    def _hooks(self, block: nn.Module, layers: Sequence[int]) -> Iterator[Any]:
+        """Install the hooks that show the tensors of a module that is these blocks; yield their handles."""
         observer, places = self.observer, self.places
         x_BTD: list[Tensor] = []
+        turns, layer = itertools.cycle(layers), 0
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x_BTD[:] = [args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))]
+            nonlocal layer
+            self.layer = layer = next(turns)
+            x_BTD[:] = [input_of(args, kwargs)]
             if layer == 1:
                 observer.residual("embedding", 0, x_BTD[0])
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             x_BTD.clear()
+            self.layer = 0
             observer.residual("mlp", layer, first_of(output))
 
         yield block.register_forward_pre_hook(enter, with_kwargs=True)
         yield block.register_forward_hook(leave)
         if places is None:
             return
+
+        def within(hook: Callable[..., None]) -> Callable[..., None]:
+            """Leave out calls in another block, with which this one may share a part."""
+            return lambda *args: hook(*args) if x_BTD else None
 
         def rows(x: Tensor) -> Tensor:
             """Restore ``[B, T, …]``, since some MLPs get all positions of all sequences in one axis."""
@@ -299,41 +347,93 @@ class ObservedPass:
         if (at := find(block, after_attention.module)) is not None:
             if after_attention.how == "input":
                 yield at.register_forward_pre_hook(
-                    lambda module, args, kwargs: after(args[0] if args else next(iter(kwargs.values()))),
+                    within(lambda module, args, kwargs: after(args[0] if args else next(iter(kwargs.values())))),
                     with_kwargs=True,
                 )
             elif after_attention.how == "output":
-                yield at.register_forward_hook(lambda module, args, output: after(first_of(output)))
+                yield at.register_forward_hook(within(lambda module, args, output: after(first_of(output))))
             else:
-                yield at.register_forward_hook(lambda module, args, output: after(x_BTD[0] + first_of(output)))
+                yield at.register_forward_hook(within(lambda module, args, output: after(x_BTD[0] + first_of(output))))
         last = find(block, places.mlp.down)
         if last is not None:
-            yield last.register_forward_pre_hook(lambda module, args: observer.neurons(layer, rows(args[0])))
+            yield last.register_forward_pre_hook(within(lambda module, args: observer.neurons(layer, rows(args[0]))))
         else:
             last = find(block, _MIXTURE)
         outputs: list[tuple[Sublayer, nn.Module | None]] = [("attention", find(block, places.o)), ("mlp", last)]
         for site, module in outputs:
             if module is not None:
-                yield module.register_forward_hook(partial(shown, site))
+                yield module.register_forward_hook(within(partial(shown, site)))
         # (states, chosen experts, their weights) in all families.
         show_routing, show_units = getattr(observer, "routing", None), getattr(observer, "expert_units", None)
         if show_routing is not None and (experts := find(block, EXPERTS)) is not None:
-            yield experts.register_forward_pre_hook(lambda module, args: show_routing(layer, rows(args[1])))
+            yield experts.register_forward_pre_hook(within(lambda module, args: show_routing(layer, rows(args[1]))))
         if show_units is not None and (experts := find(block, EXPERTS)) is not None and expert_width(experts):
 
             def units(module: nn.Module, args: tuple[Any, ...]) -> None:
                 x_ND, chosen_NK = (x.flatten(0, -2) for x in args[:2])
                 show_expert_units(partial(show_units, layer), module, x_ND, chosen_NK, x_BTD[0].shape[1])
 
-            yield experts.register_forward_pre_hook(units)
+            yield experts.register_forward_pre_hook(within(units))
         if self.attends and places.gated and (o := find(block, places.o)) is not None:
-            yield o.register_forward_pre_hook(lambda module, args: self._gated(layer, args[0]))
+            yield o.register_forward_pre_hook(within(lambda module, args: self._gated(layer, args[0])))
 
     def _gated(self, layer: int, out: Tensor) -> None:
         if (attended := self._before_gate.pop(layer, None)) is not None:
             n_heads = attended.o_BHTK.shape[1]
             out_BHTK = out.unflatten(-1, (n_heads, -1)).transpose(1, 2)
             self.observer.attention(layer, replace(attended, out_BHTK=out_BHTK))
+
+
+class Chain:
+    """Record of a pass over a list of modules that may be the blocks of a model.
+
+    Args:
+        blocks: the modules; one may be in several places.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self.blocks = blocks
+        self.hands_on = False
+        """True if the pass has called each in its place, and each has read what the one before gave."""
+        self.repeats = False
+        """True if the pass has called one more often than the list has it."""
+        self._called: list[nn.Module] = []
+        self._equal: list[bool] = []
+        self._given: Any = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the pass that is run within the context."""
+        with ExitStack() as stack:
+            for block in dict.fromkeys(self.blocks):
+                stack.callback(block.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+                stack.callback(block.register_forward_hook(self._leave).remove)
+            yield
+        self._given = None
+        self.hands_on = self._called == list(self.blocks) and all(self._equal)
+        self.repeats = not Counter(self._called) <= Counter(self.blocks)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._called:
+            read, given = input_of(args, kwargs), self._given
+            both = isinstance(read, Tensor) and isinstance(given, Tensor) and read.shape == given.shape
+            self._equal.append(both and _is_multiple(read, given))
+        self._called.append(module)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        given = output[0] if isinstance(output, (tuple, list)) else output
+        self._given = given.clone() if isinstance(given, Tensor) else None
+
+
+def _is_multiple(read: Tensor, given: Tensor) -> bool:
+    """Return True if a model may have cast one tensor and multiplied it by a number to get the other, as RWKV does."""
+    given = given.to(read.dtype)
+    # The place of a NaN is named later.
+    if torch.allclose(given, read, rtol=0, atol=0, equal_nan=True):
+        return True
+    largest = given.abs().argmax()
+    factor = read.flatten()[largest] / given.flatten()[largest]
+    return torch.allclose(given * factor, read, rtol=2 * torch.finfo(read.dtype).eps, atol=0)
 
 
 def _put(stack: ExitStack, module: nn.Module, name: str, stand_in: Any) -> None:
@@ -352,8 +452,7 @@ def _attend(
     """Compute the attention that ``transformers`` calls; returns ``[B, T, H, K]``."""
     if module not in _WATCHED:
         raise UsageError(f"{type(module).__name__} is no part of the blocks that are measured, and attends as they do")
-    layer, observed = _WATCHED[module]
-    o_BHTK = observed.attend(layer, module, query, key, value, attention_mask, *args, **more)
+    o_BHTK = _WATCHED[module].attend(module, query, key, value, attention_mask, *args, **more)
     return o_BHTK.transpose(1, 2).contiguous(), None
 
 
@@ -395,6 +494,11 @@ def find(block: nn.Module, name: str) -> nn.Module | None:
         return block.get_submodule(name)
     except AttributeError:
         return None
+
+
+def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a block's input among the arguments of its call."""
+    return args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))
 
 
 def first_of(output: Any) -> Tensor:

@@ -10,7 +10,7 @@ Legend: T positions, D width of the residual stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,10 +30,10 @@ class SameAttention:
     """The outputs of a model's attention modules in its own pass, and the distance of an observed pass from them.
 
     Args:
-        modules: the attention modules, each with the number of its block.
+        modules: the attention modules.
     """
 
-    def __init__(self, modules: Mapping[nn.Module, int]) -> None:
+    def __init__(self, modules: Collection[nn.Module]) -> None:
         self.modules = modules
         self._own: dict[nn.Module, list[Tensor]] = {module: [] for module in modules}
         self._times: dict[int, float] = {}
@@ -66,7 +66,7 @@ class SameAttention:
                     moved = first_of(module(*args, **kwargs))
             finally:
                 self._again = False
-            layer = self.modules[module]
+            layer = observed.layer
             self._times[layer] = max(self._times.get(layer, 0.0), times_allowed(own, first_of(output), moved))
             return _with_first(output, own.clone())
 

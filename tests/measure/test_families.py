@@ -1,12 +1,14 @@
 """Every family of ``transformers`` that is promised, against its own eager attention and hidden states."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from oracles import Rows, Seen
+from torch import nn
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
@@ -334,6 +336,59 @@ def test_of_any_other_model_the_residual_stream_is_measured_and_the_rest_is_name
         np.testing.assert_allclose(found.arrays["sink_mass"][rows], mass.numpy(), atol=1e-5)
         n_eff = torch.stack([(1 / w.square().sum(-1)).mean(0) for w in weights])
         np.testing.assert_allclose(found.arrays["n_eff"][rows], n_eff.numpy(), rtol=1e-4)
+
+
+class OfLists(transformers.PreTrainedModel):
+    """A language model of a user: a list of norms lies before the list of maps that read the stream."""
+
+    class config_class(transformers.PretrainedConfig):  # noqa: N801, the library's name
+        model_type = "of_lists"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.table, self.head = nn.Embedding(61, 8), nn.Linear(8, 61)
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+        self.maps = nn.ModuleList(Added(8, 8) for _ in range(3))
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def get_decoder(self):
+        return self
+
+    def forward(self, input_ids):
+        self.stream = [self.table(input_ids)]
+        for _ in range(1 + (self.config.way == "looped")):
+            for norm, block in zip(self.norms, self.maps, strict=True):
+                x = self.stream[-1]
+                self.stream.append(x + block(norm(x)) if self.config.way == "parallel" else block(x, norm))
+        return SimpleNamespace(logits=self.head(self.stream[-1]))
+
+
+class Added(nn.Linear):
+    """A linear map, added to its input if that is normed here."""
+
+    def forward(self, x, norm=None):
+        return super().forward(x) if norm is None else x + super().forward(norm(x))
+
+
+def test_the_blocks_are_the_modules_that_hand_the_stream_on(enliven):
+    sizes = {"vocab_size": 61, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = enliven(OfLists(OfLists.config_class(**sizes, way="blocks")))
+    found = measure(HFModel(model), PROBE, batch_size=9).arrays["inter_mlp"]
+    model(torch.from_numpy(PROBE))
+    np.testing.assert_allclose(found, [inter(h) for h in model.stream], atol=1e-6)
+    for way, why in (("parallel", "none reads what another gives"), ("looped", "it calls one of its blocks more than")):
+        model.config.way = way
+        with pytest.raises(UsageError, match=rf"^this of_lists model is not measured: in no list of 3 .*\({why}"):
+            measure(HFModel(model), PROBE)
+    xlm = transformers.XLMConfig(n_words=61, emb_dim=16, n_layers=2, n_heads=2, causal=True)
+    with pytest.raises(UsageError, match=r"^this xlm model is not measured: in no list of 2 modules does the output"):
+        measure(HFModel(transformers.XLMWithLMHeadModel(xlm)), PROBE)
 
 
 @pytest.mark.parametrize("fault", ["another attention", "an attention that is looked up elsewhere"])
