@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import nn
@@ -15,10 +16,14 @@ from .ranks import max_over_ranks
 
 
 def unwrap(model: Any) -> Any:
-    """Remove the wrappers of training from ``model``: ``torch.compile``, Fabric, those of several devices."""
+    """Remove the wrappers of training from ``model``: ``torch.compile``, Fabric, DeepSpeed, those of several
+    devices.
+    """
     while True:
         # Fabric's module casts inputs and opens autocast around the module that was given to it.
         is_wrapper = isinstance(model, DistributedDataParallel | nn.DataParallel) or hasattr(model, "_forward_module")
+        # Importing DeepSpeed takes seconds.
+        is_wrapper |= any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__)
         inner = model.module if is_wrapper else getattr(model, "_orig_mod", model)
         if inner is model:
             return model
@@ -29,7 +34,7 @@ def measurable(model: Any) -> Decoder | HFModel:
     """Return an unwrapped model in the form that ``measure`` reads. Collective: call on every rank.
 
     Raises:
-        UsageError: no language model, one that cannot be measured, or one under FSDP 1.
+        UsageError: no language model, one that cannot be measured or has no values, or one under FSDP 1.
     """
     if isinstance(model, Decoder | HFModel):
         return model
@@ -42,6 +47,14 @@ def measurable(model: Any) -> Decoder | HFModel:
         )
     if not hasattr(getattr(model, "config", None), "model_type"):
         raise UsageError(f"{type(model).__name__} is no language model of transformers, and cannot be measured")
+    # Modules whose weights accelerate keeps elsewhere have its hook.
+    fetched = any(hasattr(module, "_hf_hook") for module in model.modules())
+    empty = next((name for name, p in model.named_parameters() if p.is_meta and not fetched), None)
+    if empty is not None:
+        raise UsageError(
+            f"{type(model).__name__} is not measured: {empty} is on the meta device, without values; load the weights "
+            "first"
+        )
     with refusing(model):
         return HFModel(model)
 
@@ -76,14 +89,19 @@ def find_language_model(module: nn.Module) -> nn.Module:
 
 
 def _pretrained_in(module: nn.Module) -> dict[str, nn.Module]:
-    """Return models of ``transformers`` by the path of the attribute, without those inside of others."""
+    """Return models of ``transformers``, or of ``peft`` around them, by the path of the attribute, without those inside
+    of others.
+    """
     try:
         from transformers import PreTrainedModel
     except ImportError:
         return {}
+    kinds: tuple[type[nn.Module], ...] = (PreTrainedModel,)
+    if "peft" in sys.modules:  # else no module is its own
+        kinds += (sys.modules["peft"].PeftModel,)
     found: dict[str, nn.Module] = {}
     for name, child in module.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
-        if isinstance(child, PreTrainedModel) and not inside:
+        if isinstance(child, kinds) and not inside:
             found[name] = child
     return {name.replace("._orig_mod", ""): child for name, child in found.items()}

@@ -10,6 +10,7 @@ from torch import nn
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
+from birthmark.measure.find_model import measurable
 from birthmark.measure.hf import HFModel
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.models.decoder import Decoder
@@ -119,6 +120,38 @@ def test_bf16_is_measured_too(their_model):
         assert rounded[name] == pytest.approx(found[name], rel=0.02, abs=0.02), name
 
 
+# ---------------------------------------------------------------- modules in several places
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "shared"),
+    [("mistral", "num_hidden_layers", ""), ("mixtral", "num_hidden_layers", ""), ("bloom", "n_layer", "")]
+    + [("mistral", "num_hidden_layers", part) for part in ("self_attn", "mlp")],
+)
+def test_blocks_that_share_modules_are_measured_as_copies_of_them(name, size, shared, family_model):
+    model = family_model(name, **{size: 4})
+    decoder = model.get_decoder()
+    place = "h" if name == "bloom" else "layers"
+    blocks = list(getattr(decoder, place))
+    if shared:
+        for first, second in (blocks[:2], blocks[2:]):
+            second.set_submodule(shared, first.get_submodule(shared))
+    else:
+        blocks = [blocks[i] for i in (0, 0, 1, 1)]
+    setattr(decoder, place, nn.ModuleList(blocks))
+    found = measure(HFModel(model), PROBE, batch_size=4)
+    copies = nn.ModuleList(copy.deepcopy(block) for block in blocks)
+    for layer, block in enumerate(copies):
+        for module in block.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = layer
+    setattr(decoder, place, copies)
+    wanted = measure(HFModel(model), PROBE, batch_size=4)
+    assert (found.scalars, found.unseen) == (wanted.scalars, wanted.unseen)
+    for key, array in wanted.arrays.items():
+        np.testing.assert_array_equal(found.arrays[key], array, err_msg=key)
+
+
 # ---------------------------------------------------------------- weights that are elsewhere
 
 
@@ -165,6 +198,10 @@ def test_what_cannot_be_measured_is_refused_by_name(their_model, monkeypatch):
         del block.self_attn
     with pytest.raises(UsageError, match=r"not the llama model that transformers has \(no self_attn.o_proj in"):
         HFModel(renamed)
+    with torch.device("meta"):
+        empty = type(renamed)(renamed.config)
+    with pytest.raises(UsageError, match=r"model.embed_tokens.weight is on the meta device, without values; load the"):
+        measurable(empty)
     monkeypatch.setattr("birthmark.measure.hf.observed_pass._LEAST", (99, 1))
     with pytest.raises(UsageError, match=r"^measuring a LlamaForCausalLM needs transformers 99\.1 or later, and this"):
         HFModel(their_model("llama"))

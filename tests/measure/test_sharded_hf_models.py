@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import transformers
 from birthmark.data.probes import random_probe
-from birthmark.measure.find_model import measurable
+from birthmark.measure.find_model import measurable, unwrap
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
@@ -46,7 +46,7 @@ def trained(rank, births):
     found, losses = [], []
     for step in range(2):
         if births is not None:
-            found.append(measure(measurable(engine.module), probe, births, batch_size=3))
+            found.append(measure(measurable(unwrap(engine)), probe, births, batch_size=3))
         tokens = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(2 * step + rank))
         loss = engine(input_ids=tokens, labels=tokens).loss
         engine.backward(loss)
