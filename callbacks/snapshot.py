@@ -8,10 +8,9 @@ from typing import Any, Unpack
 
 import lightning as L
 
-from ..errors import UsageError
 from ..measure.find_model import find_language_model
 from ..measure.ranks import rank
-from ..measure.recorder import RecorderArguments, SnapshotRecorder, as_recorder
+from ..measure.recorder import RecorderArguments, SnapshotRecorder, as_recorder, checked_every
 from ..measure.records import Snapshot
 from .loggers import log_snapshot
 from .milestones import MilestoneCallback, is_due, log_metrics
@@ -47,8 +46,7 @@ class BiasSnapshot(MilestoneCallback):
         model: Callable[[Any], Any] = find_language_model,
         **arguments: Unpack[RecorderArguments],
     ) -> None:
-        if every < 1:
-            raise UsageError(f"BiasSnapshot: every is {every}; give at least 1")
+        every = checked_every("BiasSnapshot", every)
         self.model = model
         self.recorder = as_recorder("BiasSnapshot", recorder, dirpath, arguments)
         super().__init__(every, more=self.recorder.config.asks)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..errors import UsageError
-from ..measure.recorder import RecorderArguments, SnapshotRecorder, as_recorder
+from ..measure.recorder import RecorderArguments, SnapshotRecorder, as_recorder, checked_every
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
@@ -39,6 +39,10 @@ class TrainerSnapshot(TrainerCallback):
         kind: Any = cls
         return super().__new__(_as_trainer_callback(kind))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the class that the module has, and without the trainer."""
+        return _made_anew, (vars(type(self)).get("_named", type(self)),), vars(self) | {"trainer": None}
+
     def __init__(
         self,
         recorder: SnapshotRecorder | str | Path | None = None,
@@ -47,11 +51,11 @@ class TrainerSnapshot(TrainerCallback):
         dirpath: str | Path | None = None,
         **arguments: Unpack[RecorderArguments],
     ) -> None:
-        if every < 1:
-            raise UsageError(f"TrainerSnapshot: every is {every}: give at least 1")
-        self.recorder, self.every = as_recorder("TrainerSnapshot", recorder, dirpath, arguments), every
+        self.every = checked_every("TrainerSnapshot", every)
+        self.recorder = as_recorder("TrainerSnapshot", recorder, dirpath, arguments)
         self.trainer: Any = None
-        """Trainer that scalars are logged to; found when training begins."""
+        """Trainer that scalars are logged to; found when training begins, and let go when it ends."""
+        self._has_tokenizer = self.recorder.tokenizer is not None
         self._taken = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -78,10 +82,12 @@ class TrainerSnapshot(TrainerCallback):
         """Take the last snapshot, unless the best weights are loaded, which are those of another step."""
         if self._taken != state.global_step and not args.load_best_model_at_end:
             self._take(state, control, model)
+        # It holds the model.
+        self.trainer = None
 
     def read_text_by(self, tokenizer: Any) -> None:
-        """Have the recorder's text read by this tokenizer, unless it has another."""
-        if self.recorder.text is not None and self.recorder.tokenizer is None:
+        """Have the recorder's text read by this tokenizer, unless the user gave it one."""
+        if self.recorder.text is not None and not self._has_tokenizer:
             self.recorder.tokenizer = tokenizer
 
     def _take(self, state: Any, control: Any, model: Any) -> None:
@@ -109,7 +115,13 @@ def _as_trainer_callback(cls: type) -> Any:
         from transformers import TrainerCallback as Base
     except ImportError:
         raise UsageError("TrainerSnapshot needs transformers: pip install transformers") from None
-    return cls if issubclass(cls, Base) else type(cls.__name__, (cls, Base), {"__module__": cls.__module__})
+    named = {"__module__": cls.__module__, "_named": cls}
+    return cls if issubclass(cls, Base) else type(cls.__name__, (cls, Base), named)
+
+
+def _made_anew(cls: type[TrainerSnapshot]) -> TrainerSnapshot:
+    """Make an instance for the state of a pickle."""
+    return cls.__new__(cls)
 
 
 def _calling_trainer(state: Any) -> Any:

@@ -11,10 +11,12 @@ import re
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -27,6 +29,7 @@ from ..data.probes import passage_probe, random_probe, text_ids
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
 from ..metrics.rankings import ranking
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
 from ..models.user_classes import in_words
@@ -34,6 +37,7 @@ from .config import SnapshotConfig
 from .find_model import measurable, unwrap
 from .gradients import measure_gradients, with_gradients
 from .hf import HFModel
+from .hf.hf_model import HFConfig, Looked
 from .measurement import BirthReference, Measurement, birth_reference, look, measure
 from .observed_metrics import MetricSource
 from .ranks import from_rank_zero, on_all_ranks
@@ -232,6 +236,19 @@ class RecorderArguments(TypedDict, total=False):
     metrics: Sequence[MetricLike]
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A model that the recorder has looked at. It is not kept alive, nor pickled."""
+
+    model: weakref.ref[Any]
+    config: ModelConfig | HFConfig
+    looked: Looked | None
+
+    def is_of(self, model: Any, seen: Decoder | HFModel) -> bool:
+        """Return True if this is the same model, of the same shape: tables of embeddings can be resized."""
+        return self.model() is model and self.config == seen.config
+
+
 class SnapshotRecorder:
     """Recorder that takes snapshots of one model during its training and writes them into one folder.
 
@@ -307,7 +324,9 @@ class SnapshotRecorder:
             problems.append(f"{dirpath}: holds a run of its own; give another folder")
         if problems:
             raise UsageError("; ".join(problems))
-        self.probes = {name: _token_ids(name, given) for name, given in self.probes.items()}
+        self.users_probes = {name: _token_ids(name, given) for name, given in self.probes.items()}
+        self.probes = dict(self.users_probes)
+        """Probes as the model reads them, with the drawn one."""
         self.metrics = find_metrics([*self.config.metrics, *metrics])
         self.birth: BirthReference | None = None
         self.strangers: list[BirthReference] = []
@@ -318,7 +337,12 @@ class SnapshotRecorder:
         self._looked = False
         self._seq_len = self.config.seq_len
         self._n_tokens: int | None = None
-        self._model: tuple[Any, Decoder | HFModel] | None = None
+        self._token_texts = token_texts
+        self._seen: _Seen | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the model, which is looked at anew."""
+        return vars(self) | {"_seen": None}
 
     def take(self, model: Any, step: int) -> Snapshot:
         """Measure ``model`` after ``step`` optimizer steps and write the snapshot.
@@ -397,15 +421,18 @@ class SnapshotRecorder:
                 warnings.warn(f"not measured at step {step}: {reason}", stacklevel=4)
 
     def _observable(self, model: Any, step: int, *, drops: bool) -> Decoder | HFModel:
-        """Return the model in the form that is measured; check it and prepare its probe at first sight.
+        """Return the model in the form that is measured; at the start of a training, and at first sight, check it and
+        prepare its probe.
 
         ``drops``: True to drop an impossible probe, with its reason; else it is an error.
         """
         model = unwrap(model)
-        if self._model is None or self._model[0] is not model:
-            seen, config = measurable(model), self.config
+        seen, config = measurable(model), self.config
+        if step == 0 or self._seen is None or not self._seen.is_of(model, seen):
             if problems := config.problems():
                 raise UsageError("; ".join(problems))
+            self._seen, self._looked, self._seq_len = None, False, config.seq_len
+            self.probes, self.dropped, self._token_texts = dict(self.users_probes), {}, self.token_texts
             vocab_size = seen.config.vocab_size
             self._shorten(seen.config.position_limit)
             misfits = {
@@ -415,7 +442,7 @@ class SnapshotRecorder:
             }
             if misfits and not (drops and "random" not in misfits):
                 raise UsageError("; ".join(misfits.values()))
-            self.dropped |= misfits
+            self.dropped = misfits
             self.probes = {name: given for name, given in self.probes.items() if name not in misfits}
             if "random" not in self.probes:
                 ids = self._drawn_ids(vocab_size, step)
@@ -431,10 +458,11 @@ class SnapshotRecorder:
                 if not drops:
                     raise
                 self.dropped["text"] = str(error)
-            if isinstance(seen, HFModel):
-                look(seen, self.probes["random"].shape[1])
-            self._model = model, seen
-        return self._model[1]
+            looked = look(seen, self.probes["random"].shape[1]) if isinstance(seen, HFModel) else None
+            self._seen = _Seen(weakref.ref(model), seen.config, looked)
+        elif isinstance(seen, HFModel) and self._seen.looked is not None:
+            seen.remember(self._seen.looked)
+        return seen
 
     def _drawn_ids(self, vocab_size: int, step: int) -> np.ndarray | None:
         """Return the ids from which the random probe is drawn: those of the tokenizer, or None, all of them: for births
@@ -471,7 +499,7 @@ class SnapshotRecorder:
     def _read_text(self, vocab_size: int) -> None:
         """Use the tokenizer: prepare passages of the text, and texts of tokens."""
         tokenizer = TextTokenizer.of(self.tokenizer)
-        self.token_texts = self.token_texts or tokenizer.token_texts
+        self._token_texts = self.token_texts or tokenizer.token_texts
         if self.text is not None and "text" not in self.probes:
             n_sequences, seq_len = self.probes["random"].shape
             self.probes["text"] = passage_probe(self.text, tokenizer, n_sequences, seq_len, vocab_size)
@@ -584,7 +612,7 @@ class SnapshotRecorder:
             seconds=seconds,
             birth=self.birth,
             top_k=self.config.top_k,
-            token_texts=self.token_texts,
+            token_texts=self._token_texts,
             n_tokens=self._n_tokens,
         )
         if step == 0 and self.newborn is not None:
@@ -593,8 +621,19 @@ class SnapshotRecorder:
             snapshot = _with_arrays(snapshot, {"stranger_direction": directions, "stranger_mean_prob": probs})
         for name, found in by_probe.items():
             if name != "random":
-                snapshot = add_probe(snapshot, name, found, self.token_texts, self.probes[name])
+                snapshot = add_probe(snapshot, name, found, self._token_texts, self.probes[name])
         return snapshot
+
+
+def checked_every(caller: str, every: Any) -> int:
+    """Return a callback's number of steps between snapshots.
+
+    Raises:
+        UsageError: no whole number, or below 1.
+    """
+    if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
+        raise UsageError(f"{caller}: every is {every!r}; give a whole number of steps, at least 1")
+    return int(every)
 
 
 def as_recorder(

@@ -19,6 +19,7 @@ import birthmark
 from birthmark.callbacks.snapshot import BiasSnapshot
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
+from birthmark.measure.find_model import find_language_model
 from birthmark.measure.hf import HFModel
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.recorder import SnapshotRecorder
@@ -208,6 +209,22 @@ def test_the_model_is_found_wherever_it_is(llama, token_batches, small_probe, tm
             )
 
 
+@pytest.mark.parametrize("kind", ["PromptTuning", "PrefixTuning", "Lora"])
+def test_a_model_of_peft_is_found_whole(kind, llama, small_probe, tmp_path):
+    """Behind a prompt its model is another one: both callbacks refuse it."""
+    peft = pytest.importorskip("peft", reason="the models are its own: pip install peft")
+    more = {"target_modules": ["q_proj"]} if kind == "Lora" else {"num_virtual_tokens": 3}
+    adapted = peft.get_peft_model(llama(), getattr(peft, f"{kind}Config")(task_type="CAUSAL_LM", **more))
+    found = find_language_model(Theirs(adapted))
+    assert found is adapted
+    recorder = SnapshotRecorder(tmp_path, small_probe)
+    if kind == "Lora":
+        assert recorder.take(found, 0).bias["entropy"] > 0
+    else:
+        with pytest.raises(UsageError, match=r"^this \w+( model is not| cannot be) measured: "):
+            recorder.take(found, 0)
+
+
 def test_what_cannot_be_found_is_refused_with_the_mend(llama, token_batches, small_probe, tmp_path):
     module = Theirs(nn.Linear(2, 2))
     snapshots = BiasSnapshot(config=small_probe, every=1, dirpath=tmp_path)
@@ -218,8 +235,6 @@ def test_what_cannot_be_found_is_refused_with_the_mend(llama, token_batches, sma
         fit(module, token_batches, tmp_path, snapshots)
     with pytest.raises(UsageError, match="give dirpath"):
         BiasSnapshot(every=1)
-    with pytest.raises(UsageError, match="every is 0; give at least 1"):
-        BiasSnapshot(every=0, dirpath=tmp_path)
     with pytest.raises(UsageError, match=r"SnapshotConfig is no SnapshotRecorder; .*BiasSnapshot\(config=…, dirpath=…"):
         BiasSnapshot(small_probe, every=1, dirpath=tmp_path)
     with pytest.raises(UsageError, match="give dirpath, init_seed to the SnapshotRecorder"):

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import pickle
+import re
 import subprocess
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 import birthmark
+from birthmark.callbacks.snapshot import BiasSnapshot
 from birthmark.callbacks.transformers_trainer import TrainerSnapshot, bias_callback
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
@@ -222,6 +225,11 @@ def test_a_callback_that_is_made_before_its_trainer_does_the_same(
     assert logged(trainer, "loss") == logged(other, "loss")
     for snapshot, same in zip(*(RunDir(tmp_path / name).snapshots() for name in ("early", "late")), strict=True):
         assert snapshot.bias == same.bias
+    loaded = pickle.loads(pickle.dumps(callback))
+    assert isinstance(loaded, TrainerSnapshot)
+    assert isinstance(loaded, transformers.TrainerCallback)
+    # Trainers hold their models.
+    assert (loaded.every, loaded.trainer, callback.trainer) == (2, None, None)
     # It can be taken out again by its class, and serves another trainer.
     assert trainer.pop_callback(TrainerSnapshot) is callback
     again = train(Shown(), callback)
@@ -246,8 +254,11 @@ def test_a_loop_without_a_trainer_has_the_scalars_in_its_history(llama, small_pr
 
 
 def test_impossible_arguments_are_named(tmp_path):
-    with pytest.raises(UsageError, match="TrainerSnapshot: every is 0: give at least 1"):
-        TrainerSnapshot(tmp_path, every=0)
+    for every in (0, 2.5, "500", None, True):
+        for kind in (TrainerSnapshot, BiasSnapshot):
+            expected = re.escape(f"{kind.__name__}: every is {every!r}; give a whole number of steps, at least 1")
+            with pytest.raises(UsageError, match=f"^{expected}$"):
+                kind(tmp_path, every=every)
     with pytest.raises(UsageError, match="TrainerSnapshot: give dirpath, the folder"):
         TrainerSnapshot(every=1)
     with pytest.raises(UsageError, match="TrainerSnapshot: the folder is a and, by dirpath, b; give one of them"):
@@ -284,10 +295,15 @@ def test_text_is_read_by_the_trainers_own_tokenizer(llama, word_tokenizer, argum
     with_text = SnapshotRecorder(tmp_path / "bias", small_probe, text="notes")
     bias_callback(trainer, with_text, every=1)
     assert with_text.tokenizer is tokenizer
+    # In each of its trainings.
+    callback = TrainerSnapshot(tmp_path / "bias", every=1, text="notes")
+    for its in (tokenizer, copy.deepcopy(tokenizer)):
+        callback.read_text_by(its)
+        assert callback.recorder.tokenizer is its
     without = SnapshotRecorder(tmp_path / "bias", small_probe)
     bias_callback(trainer, without, every=1)
     assert without.tokenizer is None
-    with pytest.raises(UsageError, match="every is 0: give at least 1"):
+    with pytest.raises(UsageError, match="every is 0; give a whole number"):
         bias_callback(trainer, without, every=0)
 
 

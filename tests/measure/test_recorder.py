@@ -2,9 +2,12 @@
 
 import copy
 import dataclasses
+import gc
 import hashlib
 import json
+import pickle
 import warnings
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +116,56 @@ def test_a_snapshot_gives_rwkv_its_weights_back(small_probe, tmp_path):
         SnapshotRecorder(tmp_path / str(mode), small_probe).take(model, 0)
         assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
         assert {m.training for m in model.modules()} == {mode}
+
+
+def test_a_longer_probe_leaves_buffers_and_what_rotary_embeddings_have_grown(their_config, token_batches, tmp_path):
+    """Dynamic rotary embeddings compute their frequencies anew for the longest sequence that they have seen."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+    config = their_config("llama", max_position_embeddings=8, rope_parameters=rope)
+    recorder = SnapshotRecorder(tmp_path, SnapshotConfig(n_sequences=2, seq_len=16))
+
+    def trained(take):
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config)
+        model.register_buffer("n_passes", torch.zeros(()))
+        model.register_forward_pre_hook(lambda module, args: module.n_passes.add_(1) and None)
+        losses = train(model, token_batches[:2], lambda step: take(model, step))
+        return losses, *(x.detach().numpy() for x in (*model.parameters(), *model.buffers()))
+
+    for measured, left in zip(trained(recorder.take), trained(lambda model, step: None), strict=True):
+        np.testing.assert_array_equal(measured, left)
+
+
+@pytest.mark.filterwarnings("ignore:.*(snapshots of an earlier training|it is shortened to|has token 60)")
+def test_in_a_second_training_a_recorder_measures_as_a_new_one_does(their_config, their_model, small_probe, tmp_path):
+    settings = dataclasses.replace(small_probe, seq_len=30)
+    text = np.arange(60).reshape(4, 15) + 1
+
+    def of_vocabulary(n):
+        return transformers.LlamaForCausalLM(their_config("llama", vocab_size=n))
+
+    def facts(snapshot):
+        return snapshot.bias, snapshot.summary["probe"], snapshot.summary.get("not_measured")
+
+    recorder, resized = SnapshotRecorder(tmp_path / "again", settings, probes={"text": text}), of_vocabulary(61)
+    for number, model in enumerate((their_model("gpt2"), of_vocabulary(40), resized, resized)):
+        new = SnapshotRecorder(tmp_path / str(number), settings, probes={"text": text})
+        assert facts(recorder.take_if_possible(model, 0)) == facts(new.take_if_possible(model, 0))
+        resized.resize_token_embeddings(61 + number * 8, mean_resizing=False)
+    with pytest.raises(UsageError, match=r"step-00000000: is of another model or another probe"):
+        recorder.take(resized, 1)
+
+
+def test_a_recorder_neither_keeps_its_model_alive_nor_pickles_it(llama, small_probe, tmp_path):
+    recorder, model = SnapshotRecorder(tmp_path, small_probe), llama()
+    birth = recorder.take(model, 0)
+    again = pickle.loads(pickle.dumps(recorder))
+    assert len(pickle.dumps(again)) < sum(p.nbytes for p in model.parameters()) + len(pickle.dumps(birth))
+    assert again.take(model, 1).bias["drift"] == recorder.take(model, 1).bias["drift"]
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_snapshot_is_what_measure_gives_compared_with_step_0(llama, token_batches, small_probe, tmp_path):
