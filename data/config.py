@@ -1,4 +1,4 @@
-"""Where tokens come from, as a config."""
+"""Config of the source of tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 from ..files import user_path
 from ..schema import SEEDS, outside
@@ -92,8 +92,30 @@ TABLE_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl", ".csv")
 COMPRESSIONS = (".gz", ".zst")
 """Compressions of text, .json, .jsonl and .csv files: ``notes.txt.gz`` is read as ``notes.txt``."""
 
-TOKEN_SUFFIXES = (".bin", ".npy", ".idx", ".ds")
-"""Files of tokens; `birthmark.data.token_file_formats` tells their formats apart."""
+
+class TokenFiles(NamedTuple):
+    """Suffixes of the files of one format of tokens."""
+
+    tokens: tuple[str, ...]
+    """Files that hold tokens and nothing else that is read often."""
+
+    beside: tuple[str, ...] = ()
+    """Files that describe one of these: suffixes in place of its suffix. A plain one, as ``.idx``, may be named."""
+
+    is_folder: bool = False
+    """True if a path names the folder of these files, not a file of them."""
+
+
+TOKEN_FILES = {
+    "raw": TokenFiles((".bin", ".npy")),
+    "Megatron-LM": TokenFiles((".bin",), beside=(".idx",)),
+    "llm.c": TokenFiles((".bin",)),
+    "numpy": TokenFiles((".npy",)),
+    "datatrove": TokenFiles((".ds",), beside=(".ds.index", ".ds.metadata")),
+    "litdata": TokenFiles((".bin",), is_folder=True),
+    "MDS": TokenFiles((".mds",), is_folder=True),
+}
+"""Formats of token files by name; `birthmark.data.token_file_formats.FORMATS` recognises and reads them."""
 
 TokenDtype = Literal["", "uint8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 """Types in which tokens may be stored; "": the file says it."""
@@ -106,6 +128,28 @@ def corpus_suffix(name: str) -> str:
         return suffix
     inner = Path(path.stem).suffix
     return inner if inner in (*TEXT_SUFFIXES, ".json", ".jsonl", ".csv") else suffix
+
+
+def described_by(index: str) -> tuple[str, ...]:
+    """Return the suffixes of the token files that a file with this plain suffix describes: ``.idx`` a ``.bin``."""
+    return tuple(suffix for files in TOKEN_FILES.values() if index in files.beside for suffix in files.tokens)
+
+
+def files_beside(suffix: str) -> tuple[str, ...]:
+    """Return the suffixes, in place of this one, of the files that go with a token file or its index."""
+    describing = (other for files in TOKEN_FILES.values() if suffix in files.tokens for other in files.beside)
+    return tuple(dict.fromkeys((*describing, *described_by(suffix))))
+
+
+def token_suffixes() -> tuple[str, ...]:
+    """Return the suffixes of token files and indexes that a path may name."""
+    named = (
+        suffix
+        for files in TOKEN_FILES.values()
+        if not files.is_folder
+        for suffix in (*files.tokens, *(index for index in files.beside if Path(f"_{index}").suffix == index))
+    )
+    return tuple(dict.fromkeys(named))
 
 
 def is_remote(named: str) -> bool:
@@ -557,7 +601,7 @@ class DataConfig:
         if not entry or not path.exists():
             what = f"a file or folder, {', '.join(map(repr, NAMED_CORPORA))}, 'backcopy' or 'hf:NAME'"
             return [f"data.path: {entry!r} does not exist; give {what}"]
-        known = TEXT_SUFFIXES + TABLE_SUFFIXES + TOKEN_SUFFIXES
+        known = TEXT_SUFFIXES + TABLE_SUFFIXES + token_suffixes()
         if path.is_file() and corpus_suffix(path.name) not in known:
             return [f"data.path: {entry!r} is of no known kind; known are {' '.join(known)}"]
         return []

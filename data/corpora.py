@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..files import user_path
-from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix
+from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig, corpus_suffix, token_suffixes
 from .documents import SurveyedCorpus
 from .row_corpora import HubCorpus, TableCorpus
 from .text_files import FileCorpus, KeyedPath, keyed, unpacked, walk
@@ -54,7 +54,7 @@ def open_corpus(config: DataConfig) -> Corpus:
         _check_all_read(found, tables)
         cache_dir = config.cache_folder
         return TableCorpus(config, [unpacked(path, cache_dir) for _, path in by_suffix[tables[0]]])
-    if any(suffix in TOKEN_SUFFIXES for suffix in by_suffix):
+    if any(suffix in token_suffixes() for suffix in by_suffix):
         raise UsageError(f"data.path: {config.path!r} holds tokens ({census}) where text is asked for; name text")
     raise UsageError(
         f"data.path: {config.path!r} holds no {'/'.join(TEXT_SUFFIXES)} files and no one kind of tabular files "

@@ -15,12 +15,10 @@ from typing import Any
 
 from ..errors import UsageError
 from .cache import build_once, facts_of_files, fingerprint
-from .config import TABLE_SUFFIXES, DataConfig, corpus_suffix, is_remote
+from .config import TABLE_SUFFIXES, TOKEN_FILES, DataConfig, corpus_suffix, is_remote
 from .remote import Found, Store, name_of
 from .stored_files import point_to
 
-#: Suffixes of files that hold tokens and nothing else that is read often.
-_TOKENS = (".bin", ".npy", ".ds", ".mds")
 #: Files that are asked for together.
 _AT_ONCE = 16
 
@@ -95,11 +93,15 @@ def pointed_tables(urls: Sequence[str], config: DataConfig) -> list[Path]:
         return list(threads.map(lambda url: pointed(url, config, TABLE_SUFFIXES), urls))
 
 
-def pointed(url: str, config: DataConfig, suffixes: Collection[str] = _TOKENS) -> Path:
-    """Make pointers to the files with these suffixes below a URL, and copies of the others; see `localised`."""
+def pointed(url: str, config: DataConfig, suffixes: Collection[str] = ()) -> Path:
+    """Make pointers to the files with these suffixes below a URL, and copies of the others; see `localised`.
+
+    Without suffixes they are those of tokens.
+    """
     assert config.cache_gb is not None
     store = Store(url, config.timeout_s, insists=True)
     files = store.files()
+    suffixes = suffixes or dict.fromkeys(suffix for kind in TOKEN_FILES.values() for suffix in kind.tokens)
     in_blocks = [found for found in files if corpus_suffix(found.key) in suffixes]
     if not in_blocks:
         raise UsageError(

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from ..errors import RunError, UsageError
 from ..files import for_terminal, one_line, path_below, reason_of
 from ..urls import VARIABLE, credentials_of, hide_credentials, keep_credentials, with_credentials
+from .config import files_beside
 
 _TRIES = 3
 _BACK_OFF_S = 1.0
@@ -36,8 +37,6 @@ _PACKAGES = {
     **{"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"},
     **{"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "sftp": "paramiko", "ssh": "paramiko", "oss": "ossfs"},
 }
-#: Suffix of a file of tokens → the suffixes, in its place, of the files that say where its documents are.
-_BESIDE = {".bin": (".idx",), ".idx": (".bin",), ".ds": (".ds.index", ".ds.metadata")}
 
 
 class Found(NamedTuple):
@@ -180,7 +179,7 @@ class Store:
     def _beside(self) -> Iterator[Found]:
         """Find the files that describe the tokens of the one that the URL names."""
         suffix = PurePosixPath(name_of(self.url)).suffix
-        for other in _BESIDE.get(suffix, ()):
+        for other in files_beside(suffix):
             path = self._root.removesuffix(suffix) + other
             try:
                 yield Found(name_of(path), path, self._facts(path))

@@ -24,7 +24,7 @@ from .bad_rows import check_first_row
 from .batch_sizes import BatchSizes
 from .batches import ShardedTokens, permuted
 from .cache import Meta, build_once, facts_of_files, fingerprint
-from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix, is_remote
+from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig, corpus_suffix, is_remote, token_suffixes
 from .corpora import files_by_suffix
 from .documents import below, text_hash
 from .encode import Document, encode_documents
@@ -180,7 +180,7 @@ def _tables(config: DataConfig) -> tuple[str, list[str]]:
     for url in remote:
         found.setdefault(corpus_suffix(url), []).append(with_credentials(url, credentials_of(url)))
     tables = [suffix for suffix in found if suffix in TABLE_SUFFIXES]
-    if len(tables) != 1 or found.keys() & {*TEXT_SUFFIXES, *TOKEN_SUFFIXES}:
+    if len(tables) != 1 or found.keys() & {*TEXT_SUFFIXES, *token_suffixes()}:
         raise UsageError(
             f"data.stream: data.path {config.path!r} has {', '.join(sorted(found)) or 'no files'}; give tables of one "
             f"kind ({' '.join(TABLE_SUFFIXES)}) or hf:NAME, or leave data.stream out"

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from ..errors import UsageError
 from ..files import check_file, one_line, path_below, read_json
 from ..schema import Count
-from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES
+from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_FILES, TokenFiles, described_by, token_suffixes
 from .encode import Split
 from .stored_files import StoredArray, file_bytes, map_tokens, open_file
 from .text_files import walk
@@ -519,44 +519,59 @@ class TokenFormat:
     """Recognition and reading of one kind of token files."""
 
     name: str
-    suffix: str
-    """Suffix of its files; "": it is a folder."""
+    """Its name in `birthmark.data.config.TOKEN_FILES`, which has its suffixes."""
 
     recognises: Callable[[Path], bool]
     read: Callable[[str, Path, str], list[TokenFile]]
     """Function that reads the files, from a key, the path and ``data.token_dtype``."""
 
+    @property
+    def files(self) -> TokenFiles:
+        """Suffixes of its files."""
+        return TOKEN_FILES[self.name]
 
-#: The first that recognises a path reads it.
+    def may_read(self, path: Path) -> bool:
+        """Return True if a path is of this format: a folder of its files, or such a file."""
+        is_kind = path.is_dir() if self.files.is_folder else path.suffix.lower() in self.files.tokens
+        return is_kind and self.recognises(path)
+
+
+#: The first that recognises a path reads it: the last with a suffix takes every file that has it.
 FORMATS = (
-    TokenFormat("litdata", "", is_litdata, read_litdata),
-    TokenFormat("MDS", "", is_mds, read_mds),
-    TokenFormat("Megatron-LM", ".bin", is_megatron, read_megatron),
-    TokenFormat("llm.c", ".bin", is_llm_c, read_llm_c),
-    TokenFormat("raw", ".bin", lambda path: True, read_raw),
-    TokenFormat("numpy", ".npy", is_numpy, read_numpy),
-    TokenFormat("raw", ".npy", lambda path: True, read_raw),
-    TokenFormat("datatrove", ".ds", lambda path: True, read_datatrove),
+    TokenFormat("litdata", is_litdata, read_litdata),
+    TokenFormat("MDS", is_mds, read_mds),
+    TokenFormat("Megatron-LM", is_megatron, read_megatron),
+    TokenFormat("llm.c", is_llm_c, read_llm_c),
+    TokenFormat("numpy", is_numpy, read_numpy),
+    TokenFormat("datatrove", lambda path: True, read_datatrove),
+    TokenFormat("raw", lambda path: True, read_raw),
 )
 
 
+def _of_folder(folder: Path) -> TokenFormat | None:
+    """Return the format that a folder as a whole is of."""
+    return next((kind for kind in FORMATS if kind.files.is_folder and kind.may_read(folder)), None)
+
+
 def holds_tokens(path: Path) -> bool:
-    """Return True if a named path holds tokens: a token file, the folder of litdata or MDS, or a folder without text.
+    """Return True if a named path holds tokens: a token file, a folder of a format, or token files and no text.
 
     Raises:
-        UsageError: it holds several sets of MDS.
+        UsageError: its folders are sets of a format.
     """
     if not path.is_dir():
-        return path.suffix.lower() in TOKEN_SUFFIXES
-    if is_litdata(path) or is_mds(path):
+        return path.suffix.lower() in token_suffixes()
+    if _of_folder(path) is not None:
         return True
-    if parts := sorted(part.name for part in path.iterdir() if part.is_dir() and is_mds(part)):
-        raise UsageError(
-            f"{path}: holds the MDS sets {', '.join(parts)}; name one as data.path, as {path / parts[0]}, and another "
-            "as data.val_path"
-        )
+    for part in sorted(part for part in path.iterdir() if part.is_dir()):
+        if (kind := _of_folder(part)) is not None:
+            sets = ", ".join(sorted(one.name for one in path.iterdir() if one.is_dir() and kind.recognises(one)))
+            raise UsageError(
+                f"{path}: holds the {kind.name} sets {sets}; name one as data.path, as {part}, and another as "
+                "data.val_path"
+            )
     found = walk(path).keys()
-    return bool(found & set(TOKEN_SUFFIXES)) and not found & {*TEXT_SUFFIXES, *TABLE_SUFFIXES}
+    return bool(found & {*token_suffixes()}) and not found & {*TEXT_SUFFIXES, *TABLE_SUFFIXES}
 
 
 def find_token_files(path: Path, token_dtype: str, field: str = "data.path") -> tuple[str, list[TokenFile]]:
@@ -570,21 +585,21 @@ def find_token_files(path: Path, token_dtype: str, field: str = "data.path") -> 
     Raises:
         UsageError: no file of tokens, files of several formats, or one that is damaged.
     """
-    for kind in FORMATS:
-        if not kind.suffix and path.is_dir() and kind.recognises(path):
-            return kind.name, kind.read("", path, token_dtype)
-    named = [(path.name, path)] if path.suffix.lower() in TOKEN_SUFFIXES else []
+    if (whole := _of_folder(path)) is not None:
+        return whole.name, whole.read("", path, token_dtype)
+    named = [(path.name, path)] if path.suffix.lower() in token_suffixes() else []
     if path.is_dir():
         found = walk(path)
-        named = sorted((file.key, file.path) for suffix in (".bin", ".npy", ".ds") for file in found.get(suffix, ()))
+        suffixes = {suffix for kind in FORMATS if not kind.files.is_folder for suffix in kind.files.tokens}
+        named = sorted((file.key, file.path) for suffix in suffixes for file in found.get(suffix, ()))
     files: dict[str, list[TokenFile]] = {}
     for key, file in named:
         # An index stands for the file that it describes.
-        file = file.with_suffix(".bin") if file.suffix.lower() == ".idx" else file
-        kind = next(one for one in FORMATS if one.suffix == file.suffix.lower() and one.recognises(file))
+        file = next((file.with_suffix(suffix) for suffix in described_by(file.suffix.lower())), file)
+        kind = next(one for one in FORMATS if not one.files.is_folder and one.may_read(file))
         files.setdefault(kind.name, []).extend(kind.read(key, file, token_dtype))
     if not files:
-        raise UsageError(f"{field}: {str(path)!r} holds no {'/'.join(TOKEN_SUFFIXES)} files; name some")
+        raise UsageError(f"{field}: {str(path)!r} holds no {'/'.join(token_suffixes())} files; name some")
     if len(files) > 1:
         raise UsageError(f"{field}: {str(path)!r} holds token files of {' and '.join(files)}; name those of one kind")
     return next(iter(files.items()))

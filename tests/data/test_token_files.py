@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from birthmark.data import stored_files
-from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.data import token_file_formats as formats
+from birthmark.data.config import TOKEN_FILES, DataConfig, SourceConfig, TokenFiles
 from birthmark.data.prepare import prepare
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
@@ -259,13 +260,54 @@ def test_a_store_gives_the_tokens_of_the_disk(name, config, tmp_path, monkeypatc
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
 def test_samples_of_mds_are_documents(dtype, config, tmp_path):
     samples = np.arange(1, 7 * 20 + 1, dtype=dtype).reshape(7, 20)
-    folder = mds(tmp_path / "set" / "train", samples)
-    data = prepare(config(path=str(folder)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    data = prepare(config(path=str(mds(tmp_path / "train", samples))), vocab_size=VOCAB, seq_len=SEQ_LEN)
     found = [np.reshape(stream(data, split), (-1, 20)).tolist() for split in ("train", "val")]
     assert sorted(found[0] + found[1]) == samples.tolist()
     assert all(part == sorted(part) and part for part in found)
-    with pytest.raises(UsageError, match=r"holds the MDS sets train; name one as data\.path"):
-        prepare(config(path=str(tmp_path / "set")), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("MDS", lambda folder: mds(folder, np.ones((7, 20), np.int32))), ("litdata", litdata)]
+)
+def test_a_folder_of_sets_is_refused(name, write, config, tmp_path):
+    for part in ("train", "val"):
+        write(tmp_path / part, *[DOCUMENTS] * (name == "litdata"))
+    with pytest.raises(UsageError, match=rf"holds the {name} sets train, val; name one as data\.path"):
+        prepare(config(path=str(tmp_path), token_dtype="int32"), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_format_is_its_two_rows(is_folder, config, tmp_path, monkeypatch):
+    """Files of ``.tok`` with ``.tok.ends``: accepted, found in a folder, fetched with theirs, and read in blocks."""
+
+    def recognises(path):
+        return not is_folder or (path / "a.tok").is_file()
+
+    def read(key, path, token_dtype):
+        file = path / "a.tok" if is_folder else path
+        assert file.with_name("a.tok.ends").is_file()
+        return [formats.TokenFile(key, file, "<u2", len(FLAT))]
+
+    monkeypatch.setitem(TOKEN_FILES, "new", TokenFiles((".tok",), (".tok.ends",), is_folder))
+    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, formats.TokenFormat("new", recognises, read)))
+    folder = tmp_path / "there"
+    folder.mkdir()
+    raw(folder / "a.tok", FLAT)
+    (folder / "a.tok.ends").touch()
+    store = fsspec.filesystem("memory")
+    store.put(f"{folder}/", "/new/", recursive=True)
+    paths = [folder, *([] if is_folder else [folder / "a.tok"])]
+    urls = ["memory://new/", *([] if is_folder else ["memory://new/a.tok"])]
+    try:
+        for path in map(str, [*paths, *urls]):
+            for fields in ({}, {"cache_gb": 0.01, "verify": "size"} if path in urls else {}):
+                asked = config(path=path, **fields)
+                assert asked.problems() == []
+                data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
+                assert stream(data, "train") + stream(data, "val") == FLAT
+        assert (Path(asked.cache_dir) / "stored-blocks").stat().st_size > 0
+    finally:
+        store.rm("/new", recursive=True)
 
 
 @pytest.mark.parametrize(
