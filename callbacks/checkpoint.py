@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -14,6 +14,17 @@ import lightning as L
 from ..files import delete_folder
 from ..measure.records import RunDir, step_of
 from .milestones import MilestoneCallback, StepCallback, is_due, never
+
+
+def kept(steps: Sequence[int], keep_last: int | None, keep_every: int | None) -> set[int]:
+    """Return those of ascending steps whose checkpoints are kept: the last ones, and multiples of ``keep_every``.
+
+    Without ``keep_last`` all are.
+    """
+    if keep_last is None:
+        return set(steps)
+    multiples = (step for step in steps if step % keep_every == 0) if keep_every else ()
+    return {*steps[-keep_last:], *multiples}
 
 
 class _Writer(Protocol):
@@ -107,10 +118,11 @@ class Checkpoint(MilestoneCallback):
         except OSError as error:
             self.say(f"{folder}: trainer.keep_last cannot look for old checkpoints ({error}); the run goes on")
             return
-        for old in there[: -self.keep_last]:
+        stay = kept([step_of(one) for one in there], self.keep_last, self.keep_every)
+        for old in there:
             # One that is on its way to a store goes when the next is complete.
             busy = self.upload is not None and self.upload.busy == old
-            if not busy and (self.keep_every is None or step_of(old) % self.keep_every):
+            if not busy and step_of(old) not in stay:
                 try:
                     delete_folder(old)
                 except OSError as error:

@@ -259,14 +259,18 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 
 
 def _room(config: RunConfig) -> Iterator[Finding]:
-    settings = config.trainer
-    count = -(-settings.max_steps // settings.checkpoint_every)
+    from ..callbacks.checkpoint import kept
+
+    settings, every = config.trainer, config.trainer.checkpoint_every
+    # The last is written at max_steps, which need be no multiple; it is kept in any case.
+    steps = range(every, settings.max_steps + every, every)
+    count = len(steps)
     if settings.keep_last is not None:
-        kept = 0 if settings.keep_every is None else settings.max_steps // settings.keep_every
-        count = min(count, settings.keep_last + kept)
+        # A new one is complete before an old one goes.
+        count = min(count, len(kept(steps, settings.keep_last, settings.keep_every)) + 1)
     one = _CHECKPOINT_BYTES * _n_params(config)
     folder = Path(config.run_dir)
-    yield _folder("run_dir", folder, count * one, f"{count} checkpoints")
+    yield _folder("run_dir", folder, count * one, f"{count} checkpoint{'s' * (count > 1)}")
     if RunDir.is_run(folder):
         mend = f"give another folder with --run_dir, or go on with birthmark pretrain --resume {folder}"
         yield Finding("run_dir", "note", f"{folder} holds a run already", mend)
@@ -281,7 +285,7 @@ def _folder(name: str, folder: Path, needed: int, what: str, option: str = "--ru
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return Finding(name, "stop", f"{folder}: {there} cannot be written to", f"give another folder with {option}")
     free = shutil.disk_usage(there).free
-    text = f"{folder}: {free / 1e9:,.1f} GB free" + (f", {what} take about {needed / 1e9:,.1f} GB" if what else "")
+    text = f"{folder}: {free / 1e9:,.1f} GB free" + (f", about {needed / 1e9:,.1f} GB for {what}" if what else "")
     if needed > free:
         return Finding(name, "stop", text, "free some, give another folder, or keep fewer with --trainer.keep_last 2")
     return Finding(name, "ok", text)

@@ -11,6 +11,7 @@ import yaml
 
 from birthmark.launch.cli import main
 from birthmark.launch.command_table import parse_command
+from birthmark.launch.readiness import _room
 from birthmark.trainer.config_file import config_of
 
 
@@ -96,6 +97,24 @@ def test_a_full_disk_is_seen_before_the_run(doctor, monkeypatch):
     status, _, found = doctor()
     assert (status, found["run_dir"]["state"]) == (1, "stop")
     assert "3 checkpoints" in found["run_dir"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "keep_last", "keep_every", "expected"),
+    [
+        (10_000, 1000, None, None, "10 checkpoints"),
+        (10_000, 1000, 1, 1500, "5 checkpoints"),  # 3000, 6000, 9000, 10000, and one that goes
+        (10_000, 1000, 20, None, "10 checkpoints"),
+        (9, 2, 2, None, "3 checkpoints"),
+        (6, 2, 1, None, "2 checkpoints"),
+        (2, 2, 1, None, "1 checkpoint"),
+        (10**10, 1000, 2, None, "3 checkpoints"),
+    ],
+)
+def test_room_is_asked_for_the_checkpoints_on_the_disk_at_once(steps, every, keep_last, keep_every, expected, tiny):
+    fields = {"max_steps": steps, "checkpoint_every": every, "keep_last": keep_last, "keep_every": keep_every}
+    found = next(_room(tiny({f"trainer.{name}": value for name, value in fields.items()})))
+    assert found.text.endswith(f"for {expected}")
 
 
 def test_a_folder_in_use_is_said(doctor, tmp_path):

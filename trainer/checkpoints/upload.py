@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...callbacks.checkpoint import kept
 from ...data.remote import Store
 from ...errors import UsageError
 from ...findings.formatting import in_few_words
@@ -25,14 +26,6 @@ SILENCE_S = 300.0
 _SOON_S, _LATER_S = 30.0, 600.0
 #: Seconds that a run which failed waits for its last checkpoint to be copied.
 _GRACE_S = 60.0
-
-
-def kept(steps: Iterable[int], keep_last: int | None, keep_every: int | None) -> set[int]:
-    """Return the steps whose checkpoints are kept: the last ones, and multiples of ``keep_every``; None keeps all."""
-    there = sorted(steps)
-    if keep_last is None:
-        return set(there)
-    return {*there[-keep_last:], *(step for step in there if keep_every is not None and step % keep_every == 0)}
 
 
 def checkpoint_key(step: int, file: str = "") -> str:
@@ -75,7 +68,7 @@ class Uploader:
     Args:
         run: the run.
         url: its folder in the store.
-        keep_last, keep_every: see :func:`kept`; for the store as for the disk.
+        keep_last, keep_every: see :func:`~birthmark.callbacks.checkpoint.kept`; for the store as for the disk.
         say: called with a line for each failure, from the thread.
 
     Raises:
@@ -213,7 +206,7 @@ class Uploader:
     def _local(self) -> dict[int, Path]:
         """Return the checkpoints that are whole on the disk and belong into the store, oldest first."""
         there = {s: folder for s, folder in self.run.checkpoints_by_step().items() if (folder / STATE).is_file()}
-        return {s: there[s] for s in sorted(kept(there, self.keep_last, self.keep_every))}
+        return {s: there[s] for s in sorted(kept([*there], self.keep_last, self.keep_every))}
 
     def _send_small(self) -> None:
         for key, file in small_files(self.run).items():
