@@ -197,7 +197,7 @@ def one_thread(request):
     Whole runs keep their threads: they are compared bit for bit with runs of other processes.
     """
     before = torch.get_num_threads()
-    if request.path.parent.name in ("models", "metrics"):
+    if request.path.relative_to(_TESTS).parts[0] in ("models", "metrics"):
         torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)

@@ -56,6 +56,10 @@ def test_windows_equal_the_explicit_matrix(window):
         assert float((g.double() - e).norm()) <= 5e-3 * float(e.norm()) + 1e-4
 
 
+def test_tests_of_models_run_on_one_thread():
+    assert torch.get_num_threads() == 1
+
+
 @runs_here
 def test_numbers_do_not_depend_on_threads_or_strides():
     """With one sequence and one key/value head, threads share a head."""
