@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import inspect
 import re
 from itertools import pairwise
 
@@ -18,6 +19,7 @@ from birthmark.measure.records import Snapshot, append_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
 from birthmark.report.block_table import _table, layers
+from birthmark.report.charts import run_panels
 from birthmark.report.charts.run_panels import panels_of_runs
 from birthmark.report.charts.specs import CurvePanel, Series
 from birthmark.report.charts.stills import Across, still, x_ticks
@@ -25,7 +27,7 @@ from birthmark.report.html_page import navigation
 from birthmark.report.run_page import about_run
 from birthmark.report.sections.chain import sections_over_training
 from birthmark.report.sections.neurons import NEURONS
-from birthmark.report.sections.section import csv_texts
+from birthmark.report.sections.section import csv_numbers, csv_texts
 from birthmark.report.sections.snapshot_view import SnapshotView
 from birthmark.report.sections.training_view import TrainingView
 from birthmark.report.snapshot_table import print_table
@@ -56,6 +58,30 @@ def test_scores_stand_beside_the_sink_and_over_chance(make_run, tmp_path):
     assert found["level", "0"] == 0.25
     panels = panels_of_runs(read_runs([run]), BIRTH)["evaluation"]
     assert [[series.name for series in panel.series] for panel in panels] == [["a task", "chance"], ["held"]]
+
+
+class Everything:
+    def __contains__(self, name):
+        return True
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+def test_files_that_panels_name_are_those_of_the_sections(n_heads, make_run, tmp_path):
+    """A name that no section has would take the link off without a word."""
+    levels = {"inter": 0.4, "intra": 0.6, "variance_discrepancy": 1.5, "dominance_first": 4.0, "dominance_median": 2.0}
+    levels |= {"qk_cosine": 0.3, "document_sink_mass": 0.2, "document_sink_uniform": 0.1}
+    run = make_run(tmp_path / "run", steps=STEPS, n_heads=n_heads, **levels)
+    for step in STEPS:
+        names = ("val/loss_trigger", "seedprint/z", "seedprint/z_stranger", "seedprint/weights")
+        append_metrics(run.metrics, step, {**dict.fromkeys(names, 2.0), "seedprint/weights_stranger": 0.1})
+    (history,) = read_runs([run])
+    sections = sections_over_training(TrainingView([history]))
+    panels = [panel for found in panels_of_runs([history], BIRTH, Everything()).values() for panel in found]
+    named = {panel.csv for panel in panels} - {""}
+    files, in_place = csv_numbers(sections).keys(), run_panels._IN_PLACE
+    assert named >= {*re.findall(r'"([\w-]+\.csv)"', inspect.getsource(run_panels))} - {*in_place.values()}
+    # A map of one head is drawn at one step.
+    assert {name if n_heads > 1 else in_place.get(name, name) for name in named} <= files
 
 
 def test_the_joint_chart_says_whose_chance_each_level_is(make_run, tmp_path):
