@@ -15,6 +15,7 @@ from .formatting import in_prose
 from .massive_channel import dominance_by_block
 from .quantities_by_block import Profile
 from .run_history import RunHistory
+from .thresholds import threshold
 from .verdict import Group
 
 
@@ -55,7 +56,9 @@ def _profile(name: str) -> Callable[[Snapshot, Group], Profile | None]:
 def _sink(runs: Sequence[RunHistory]) -> str:
     masses = (_all(runs, "sink_mass_max") or _all(runs, "sink_mass")) + _of_documents(runs)
     rates = _all(runs, "sink_rate")
-    if not masses or any(rate > 1 for rate, _ in rates) or any(not mass <= 2 * level for mass, level in masses):
+    if not masses or any(rate > threshold("no_sink_rate") for rate, _ in rates):
+        return ""
+    if any(not mass <= threshold("no_sink") * level for mass, level in masses):
         return ""
     most, level = max(masses)
     return f"no head above {in_prose(most)}; uniform attention gives {in_prose(level)}"
@@ -79,33 +82,35 @@ def _neurons(runs: Sequence[RunHistory]) -> str:
 
 
 def _dominance(runs: Sequence[RunHistory]) -> str:
-    first, median = _all(runs, "dominance_first"), _all(runs, "dominance_median")
-    alike = len(first) == len(median) and all(a <= 1.25 * b for (a, _), (b, _) in zip(first, median, strict=True))
-    alike = alike and all((ratio <= 1.25).all() for ratio in _by_block(runs, dominance_by_block))
+    first, median, most = _all(runs, "dominance_first"), _all(runs, "dominance_median"), threshold("alike")
+    alike = len(first) == len(median) and all(a <= most * b for (a, _), (b, _) in zip(first, median, strict=True))
+    alike = alike and all((ratio <= most).all() for ratio in _by_block(runs, dominance_by_block))
     return "position 0 is like the median position" if first and alike else ""
 
 
 def _lock(runs: Sequence[RunHistory]) -> str:
-    cosines = _all(runs, "qk_cosine")
-    if not cosines or any(not cosine <= 1.5 * chance for cosine, chance in cosines):
+    cosines, factor = _all(runs, "qk_cosine"), threshold("no_lock")
+    if not cosines or any(not cosine <= factor * chance for cosine, chance in cosines):
         return ""
-    if any((ratio > 1.5).any() for ratio in _by_block(runs, _profile("qk_cosine"))):
+    if any((ratio > factor).any() for ratio in _by_block(runs, _profile("qk_cosine"))):
         return ""
     most, chance = max(cosines)
     return f"at most {in_prose(most)}; chance is {in_prose(chance)}"
 
 
 def _aggregation(runs: Sequence[RunHistory]) -> str:
-    ratios = _all(runs, "variance_discrepancy")
-    alike = all(0.8 <= ratio <= 1.25 for ratio, _ in ratios)
+    ratios, most = _all(runs, "variance_discrepancy"), threshold("alike")
+    alike = all(1 / most <= ratio <= most for ratio, _ in ratios)
     for ratio in _by_block(runs, _profile("variance_discrepancy")):
-        alike = alike and bool(((ratio >= 0.8) & (ratio <= 1.25)).all())
+        alike = alike and bool(((ratio >= 1 / most) & (ratio <= most)).all())
     return "the variance is the same at all positions" if ratios and alike else ""
 
 
 def _contraction(runs: Sequence[RunHistory]) -> str:
     cosines = _all(runs, "inter") + _all(runs, "intra")
-    return "no cosine above 0.05" if cosines and all(abs(cosine) < 0.05 for cosine, _ in cosines) else ""
+    least = threshold("contraction")
+    is_folded = cosines and all(abs(cosine) < least for cosine, _ in cosines)
+    return f"no cosine above {least:g}" if is_folded else ""
 
 
 _TESTS: dict[str, Callable[[Sequence[RunHistory]], str]] = {

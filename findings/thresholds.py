@@ -43,7 +43,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "contraction": Threshold(
         0.05,
         "Mean cosine between outputs for different inputs (`inter`), from which the newborn model counts as having a "
-        "direction.",
+        "direction; the page folds a section whose cosines are all below it.",
         "measured at d 128, 4 blocks, 1/√fan-in: tanh, SwiGLU and identity give at most .025; SiLU, GELU and ReLU at "
         "least .15",
     ),
@@ -78,8 +78,13 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "no_sink": Threshold(
         2.0,
         "Times the uniform share below which a block has no sink, in its largest head; a stretch of blocks with a sink "
-        "ends there.",
+        "ends there. The page folds the sink if no head has more.",
         "chosen; the demo's largest head has 1.0 times",
+    ),
+    "no_sink_rate": Threshold(
+        1.0,
+        "Sink rate in per cent up to which the page folds the sink.",
+        "chosen",
     ),
     "position": Threshold(
         0.5,
@@ -134,6 +139,17 @@ THRESHOLDS: Mapping[str, Threshold] = {
         2.0,
         "Times 1/√d_head from which keys of position 0 count as locked onto the queries' direction in a block.",
         "chosen; 1/√d_head is the root mean square cosine of two random directions",
+    ),
+    "no_lock": Threshold(
+        1.5,
+        "The same factor, up to which in every block the page folds the lock.",
+        "chosen: below `lock`, so that no block is near it",
+    ),
+    "alike": Threshold(
+        1.25,
+        "Ratio up to which (and from whose inverse) the page folds sections that compare position 0 with others: "
+        "dominance and variance.",
+        "chosen: below `dominance` and `variance`, so that no block is near them",
     ),
     "intervened_sink": Threshold(
         3.0,

@@ -1,5 +1,7 @@
 """Sentences about runs: true to the numbers by a check of their own, and silent or honest where numbers are missing."""
 
+import ast
+import inspect
 import json
 import math
 import re
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from birthmark.findings import inactive_sections
 from birthmark.findings.formatting import in_ascii, p_in_prose
 from birthmark.findings.inactive_sections import why_inactive
 from birthmark.findings.run_history import RunHistory
@@ -403,6 +406,31 @@ def test_a_chance_in_a_sentence_is_never_smaller_than_it_is(log10_p):
 
 def test_every_threshold_has_a_source():
     assert all(threshold.meaning.endswith(".") and threshold.source for threshold in THRESHOLDS.values())
+
+
+def test_folding_has_no_numbers_beside_the_table():
+    """docs/quantities.md is made of the table."""
+    tree = ast.parse(inspect.getsource(inactive_sections))
+    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert {value for value in constants if type(value) in (int, float)} <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "scalars"),
+    [
+        ("sink", "no_sink", lambda at: {"sink_mass_max": at * 0.05, "sink_uniform": 0.05}),
+        ("sink", "no_sink_rate", lambda at: {"sink_mass_max": 0.05, "sink_uniform": 0.05, "sink_rate": at}),
+        ("dominance", "alike", lambda at: {"dominance_first": at, "dominance_median": 1.0}),
+        ("aggregation", "alike", lambda at: {"variance_discrepancy": at}),
+        ("aggregation", "alike", lambda at: {"variance_discrepancy": 1 / at}),
+        ("lock", "no_lock", lambda at: {"qk_cosine": at * 48**-0.5}),
+        ("contraction", "contraction", lambda at: {"inter": at, "intra": 0.01}),
+    ],
+)
+def test_a_section_is_folded_up_to_its_threshold(section, name, scalars):
+    limit = THRESHOLDS[name].value
+    runs = [history([snapshot(0, BIRTH | scalars(factor * limit))]) for factor in (0.99, 1.01)]
+    assert [why_inactive([run], section) != "" for run in runs] == [True, False]
 
 
 def test_links_of_the_chain_are_judged_on_random_tokens():
