@@ -390,6 +390,12 @@ class RunDir:
         """File of the certificate, without the secret that opens it."""
         return self.path / "certificate.json"
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files beside the snapshots and checkpoints that anyone may read; a run need not have each."""
+        begun, logged = (self.config, self.birth, self.tokenizer), (self.metrics, self.metrics_csv, self.not_measured)
+        return (*begun, *logged, self.wandb, self.report, self.certificate)
+
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after ``step`` optimizer steps."""
         return self.path / "checkpoints" / f"step-{step:08d}"
@@ -481,8 +487,7 @@ class RunDir:
         """Remove half-written files of an earlier process; the caller holds the run's lock."""
         for folder in (self.path / "checkpoints", self.path / "snapshots"):
             remove_leftovers(folder, "step-*")
-        logged = self.metrics, self.metrics_csv, self.wandb, self.not_measured
-        for file in (self.config, self.birth, self.tokenizer, *logged):
+        for file in self.files:
             remove_leftovers(self.path, file.name)
 
     @classmethod

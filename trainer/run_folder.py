@@ -65,7 +65,7 @@ def check_unused(run: RunDir) -> None:
     if not run.path.exists():
         return
     before_birth = [run.config.name, run.tokenizer.name]
-    halves = tuple(f".{name}." for name in (*before_birth, run.birth.name))
+    halves = tuple(f".{file.name}." for file in run.files)
     left = {run.lock.name, *(before_birth if run.config.is_file() and is_sealed(run.config) else ())}
     if any(file.name not in left and not file.name.startswith(halves) for file in run.path.iterdir()):
         raise UsageError(f"--run_dir {run.path}: already in use; give another, or go on with --resume {run.path}")
@@ -109,11 +109,6 @@ def _differences(now: Mapping[str, Any], begun: Mapping[str, Any]) -> list[str]:
     """Return the fields in which two records of a corpus differ; older ones do not count duplicates."""
     names = [name for name in {**begun, **now} if name in begun or name != "duplicates"]
     return [name for name in names if name not in now or name not in begun or now[name] != begun[name]]
-
-
-def same_corpus(now: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:
-    """Return True if two records describe one corpus."""
-    return not _differences(now, begun)
 
 
 def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: PreparedData) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from birthmark.data.documents import OUT, TRAIN, VAL, WITHIN, text_hash
 from birthmark.data.prepare import prepare
 from birthmark.data.splitting import codes_by_content, duplicates, duplicates_in_words
 from birthmark.errors import RunError
-from birthmark.trainer.run_folder import same_corpus
+from birthmark.trainer.run_folder import _differences
 
 
 def corpus(texts):
@@ -123,9 +123,9 @@ def decoded(data, source):
 
 
 def test_a_run_that_began_before_duplicates_were_counted_goes_on():
-    assert same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a"})
-    assert same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 3})
-    assert not same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 4})
-    assert not same_corpus({"content_hash": "b"}, {"content_hash": "a"})
-    assert not same_corpus({"content_hash": "a"}, {"content_hash": "a", "duplicates": 3})
-    assert not same_corpus({"content_hash": "a", "skipped": {}}, {"content_hash": "a"})
+    assert not _differences({"content_hash": "a", "duplicates": 3}, {"content_hash": "a"})
+    assert not _differences({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 3})
+    assert _differences({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 4})
+    assert _differences({"content_hash": "b"}, {"content_hash": "a"})
+    assert _differences({"content_hash": "a"}, {"content_hash": "a", "duplicates": 3})
+    assert _differences({"content_hash": "a", "skipped": {}}, {"content_hash": "a"})

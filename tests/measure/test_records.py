@@ -6,6 +6,7 @@ import resource
 import stat
 import tracemalloc
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from birthmark.measure.records import (
 from birthmark.models.birth import born, write_birth
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
+from birthmark.trainer.checkpoints.upload import small_files
 
 SNAPSHOT = Snapshot(
     {"step": 3, "bias": {"alignment": 0.5}, "bias_text": {"sink_mass": 0.1}},
@@ -244,3 +246,21 @@ def test_checkpoints_are_named_by_their_step(tmp_path):
         run.checkpoint(step).mkdir(parents=True)
     found = [(step, path.relative_to(tmp_path).as_posix()) for step, path in run.checkpoints_by_step().items()]
     assert found == [(step, f"checkpoints/step-0000{step:04}") for step in (4, 30, 1200)]
+
+
+def test_a_run_lists_its_files_once_and_leaves_no_half_of_any(tmp_path):
+    """Every path that a run gives by a name, its lock apart."""
+    run = RunDir(tmp_path)
+    named = [getattr(run, name) for name, value in vars(RunDir).items() if isinstance(value, property)]
+    assert set(run.files) == {path for path in named if isinstance(path, Path)} - {run.lock}
+    assert len(set(run.files)) == len(run.files) == 9
+    for file in run.files:
+        file.write_text("whole")
+        half = tmp_path / f".{file.name}.x1y2"
+        half.mkdir()
+        (half / "new").write_text("ha")
+    secret = tmp_path / "certificate.secret.json"
+    secret.write_text("stays")
+    assert {*small_files(run).values()} == {*run.files}
+    run.remove_leftovers()
+    assert {*tmp_path.iterdir()} == {*run.files, secret}

@@ -30,7 +30,7 @@ _GRACE_S = 60.0
 
 def checkpoint_key(step: int, file: str = "") -> str:
     """Return the key of a checkpoint's file in the store of its run."""
-    return f"checkpoints/step-{step:08d}/{file}"
+    return f"{RunDir(Path()).checkpoint(step).as_posix()}/{file}"
 
 
 def steps_in(found: Mapping[str, Any]) -> dict[int, list[str]]:
@@ -46,18 +46,7 @@ def steps_in(found: Mapping[str, Any]) -> dict[int, list[str]]:
 
 def small_files(run: RunDir) -> dict[str, Path]:
     """Return the files of a run beside its checkpoints, by their keys in a store."""
-    alone = (
-        run.config,
-        run.birth,
-        run.tokenizer,
-        run.metrics,
-        run.metrics_csv,
-        run.not_measured,
-        run.wandb,
-        run.report,
-        run.certificate,
-    )
-    files = [file for file in alone if file.is_file()]
+    files = [file for file in run.files if file.is_file()]
     files += [file for folder in run.snapshot_folders() for file in sorted(folder.rglob("*")) if file.is_file()]
     return {file.relative_to(run.path).as_posix(): file for file in files}
 
