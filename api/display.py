@@ -1,4 +1,4 @@
-"""How objects show themselves: their verdict first, then their figures; as text, and as HTML in a notebook."""
+"""Display of objects: their verdict first, then their figures; as text, and as HTML in a notebook."""
 
 from __future__ import annotations
 

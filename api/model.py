@@ -81,7 +81,7 @@ class Model(Displayed):
             UsageError: the birth of the model is unknown.
         """
         if self.loaded.newborn is None:
-            raise UsageError(f"{self.name}: its birth is not known")
+            raise UsageError(f"{self.name}: its birth is not known; give a run or CONFIG@SEED")
         born = self.loaded.newborn().to(self.loaded.model.device).eval()
         return Model(replace(self.loaded, name=f"birth of {self.name}", model=born, step=0))
 

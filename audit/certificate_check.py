@@ -192,7 +192,7 @@ def as_json(found: Verified) -> dict[str, Any]:
 
 def verdict(found: Verified) -> str:
     """Return the verdict in a word: ``listed``, ``kin`` of the revealed birth, ``other model`` by its shape,
-    ``stranger`` to the birth, or ``unlisted`` if nothing more is known.
+    ``stranger`` to the birth, or ``unlisted`` otherwise.
     """
     if found.is_listed:
         return "listed"

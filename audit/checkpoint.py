@@ -230,7 +230,7 @@ def _in_folder(name: str, folder: Path) -> list[Member]:
     of_steps = [path for path in folders if said_place(path.name) is not None and not _holds_states(path)]
     if not _is_checkpoint(folder):
         if not any(_is_checkpoint(path) for path in folders):
-            raise UsageError(f"{name}: no checkpoint in it, nor in a folder of it")
+            raise UsageError(f"{name}: no checkpoint in it, nor in a folder of it; give a folder of checkpoints")
         return members([path for path in folders if path in of_steps or _is_checkpoint(path)])
     if not any(_is_checkpoint(path) for path in of_steps):
         return [_local(name, folder, said_place(folder.name))]

@@ -39,7 +39,7 @@ def _figures(snapshot: Snapshot) -> list[str]:
 
 
 class RunProgress(MilestoneCallback):
-    """A progress bar on a terminal, a line every half minute elsewhere, and one per milestone anywhere. Stands last.
+    """The last callback: a bar on a terminal, a line every half minute elsewhere, and one per milestone anywhere.
 
     Args:
         every: optimizer steps between milestones.

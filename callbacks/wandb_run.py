@@ -1,4 +1,4 @@
-"""The W&B run of a run: how it starts, what each of its rows has, what it is given at the end (docs/wandb.md)."""
+"""The W&B run of a run: how it starts, the content of its rows and of its end (docs/run-directory.md)."""
 
 from __future__ import annotations
 

@@ -57,10 +57,14 @@ class AlteredSamples:
         for position, token in places.items():
             if position >= source.seq_len:
                 raise UsageError(
-                    f"data.tokens_at: there is no position {position}: sequences have {source.seq_len} tokens"
+                    f"data.tokens_at: there is no position {position}: sequences have {source.seq_len} tokens; "
+                    f"give one below {source.seq_len}"
                 )
             if token != RANDOM and int(token) >= source.vocab_size:
-                raise UsageError(f"data.tokens_at: there is no token {token}: the vocabulary has {source.vocab_size}")
+                raise UsageError(
+                    f"data.tokens_at: there is no token {token}: the vocabulary has {source.vocab_size}; "
+                    f"give one below {source.vocab_size}"
+                )
         self.source, self.places, self.split, self.seed = source, dict(places), split, seed
         self.seq_len, self.vocab_size = source.seq_len, source.vocab_size
         self.n_tokens = source.n_tokens

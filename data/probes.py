@@ -163,7 +163,10 @@ def passage_probe(
     first = tokenizer.before_text
     length = seq_len - len(first)
     if length < 1:
-        raise UsageError(f"text probe: sequences of {seq_len} tokens have no room behind {len(first)} special ones")
+        raise UsageError(
+            f"text probe: sequences of {seq_len} tokens have no room behind {len(first)} special ones; give a larger "
+            "seq_len"
+        )
     if path == "backcopy":
         raise UsageError("text probe: the backcopy task has no text to read; give a file or folder")
     corpus = open_corpus(localised(DataConfig(path=path if isinstance(path, str) else list(path))))

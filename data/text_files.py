@@ -76,7 +76,7 @@ def content(path: Path, most: int) -> bytes:
     try:
         return b"".join(content_blocks(path))
     except MemoryError:
-        raise UsageError(f"{path}: holds more than fits into memory") from None
+        raise UsageError(f"{path}: holds more than fits into memory; divide the file") from None
 
 
 def unpacked(path: Path, cache_dir: Path) -> Path:

@@ -135,12 +135,14 @@ def read_numpy(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
         said = ast.literal_eval(header.decode("latin-1").strip())
         dtype, shape = np.dtype(said["descr"]), tuple(said["shape"])
     except (SyntaxError, ValueError, KeyError, TypeError, MemoryError, RecursionError):
-        raise UsageError(f"{path}: damaged (its numpy header cannot be read)") from None
+        raise UsageError(f"{path}: damaged (its numpy header cannot be read); write it again") from None
     if len(shape) != 1 or dtype.name not in DTYPES or dtype.str not in (DTYPES[dtype.name], "|u1"):
-        raise UsageError(f"{path}: holds {dtype.str} in {len(shape)} dimensions, not a flat array of whole numbers")
+        raise UsageError(
+            f"{path}: holds {dtype.str} in {len(shape)} dimensions, not a flat array of whole numbers; write it again"
+        )
     (n_tokens,) = shape
     if type(n_tokens) is not int or not 0 <= n_tokens < 1 << 62:
-        raise UsageError(f"{path}: damaged (the length in its numpy header is no number of tokens)")
+        raise UsageError(f"{path}: damaged (the length in its numpy header is no number of tokens); write it again")
     if file_bytes(path) != offset + n_tokens * dtype.itemsize:
         raise UsageError(f"{path}: cut short: its header promises {n_tokens} tokens; copy it again")
     return [TokenFile(key, path, dtype_or_refusal(path, dtype.name, token_dtype), n_tokens, offset)]

@@ -68,7 +68,9 @@ class TextTokenizer:
             if growth <= _MOST_GROWTH:
                 self._tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
-            raise UsageError(f"data.tokenizer: {name!r} is not a tokenizers JSON file ({one_line(error)})") from error
+            raise UsageError(
+                f"data.tokenizer: {name!r} is not a tokenizers JSON file ({one_line(error)}); give one"
+            ) from error
         if growth > _MOST_GROWTH:
             raise UsageError(
                 f"data.tokenizer: {name!r} may write {growth:.2g} characters or tokens for one, of {_MOST_GROWTH:,} at "

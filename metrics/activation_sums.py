@@ -46,8 +46,8 @@ def total_size(x_BTD: Tensor) -> Tensor:
 
 
 def inverse_norms(norm: Tensor) -> Tensor:
-    """Compute ``1/‖x‖``. Below the norm from which squares underflow, 2·10⁻¹⁸ in float32, it is that of this norm: what
-    stands for the unit vector of a smaller one shrinks with it, to 0.
+    """Compute ``1/‖x‖``. Below the norm from which squares underflow, 2·10⁻¹⁸ in float32, it is that of this norm: a
+    smaller vector gives less than a unit vector, down to 0.
     """
     return norm.clamp_min(16 * float(torch.finfo(norm.dtype).tiny) ** 0.5).reciprocal_()
 

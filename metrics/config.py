@@ -8,9 +8,7 @@ from typing import Literal
 
 from ..schema import SEEDS, mistyped, outside
 
-#: Nulls of hidden states over the same inputs.
-HiddenNull = Literal["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
-#: All nulls; ``matched`` tests weights, the others hidden states.
+#: ``matched`` tests weights, the other nulls hidden states.
 Null = Literal["dimensions", "dimensions_sampled", "matched", "analytic", "empirical", "empirical_full", "inputs"]
 
 

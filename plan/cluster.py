@@ -53,7 +53,9 @@ class Cluster:
             if value < 1:
                 raise UsageError(f"--{name} {value}: give at least 1")
         if self.n_gpus % self.per_node:
-            raise UsageError(f"--n_gpus {self.n_gpus} is not a multiple of --gpus_per_node {self.per_node}")
+            raise UsageError(
+                f"--n_gpus {self.n_gpus} is not a multiple of --gpus_per_node {self.per_node}: give a multiple"
+            )
         for name, share in (("usable", self.usable), ("mfu", self.mfu)):
             if share is not None and not 0 < share <= 1:
                 raise UsageError(f"--{name} {share}: give a share above 0 and at most 1")

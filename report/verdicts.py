@@ -1,4 +1,4 @@
-"""The head of a page: few figures below its title, and what they say, in sentences (docs/verdicts.md)."""
+"""The head of a page: few figures below its title, and what they say, in sentences (docs/quantities.md)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _effective_rank(snapshot: Snapshot) -> KeyFigure:
 
 
 def lineage_figure(rows: Sequence[Mapping[str, Any]], start: Start = BIRTH) -> list[KeyFigure]:
-    """Return the newest lineage test of a run's rows (`rows.join_rows`), if there is one: z, p, and the
+    """Return the newest lineage test of a run's rows (`run_history.join_rows`), if there is one: z, p, and the
     strangers' z.
     """
     tested = [row for row in rows if "seedprint_z" in row]

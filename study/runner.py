@@ -371,7 +371,7 @@ def end_study(
     """
     if outputs is None:
         if request.summary:
-            raise UsageError(f"{out}: no {missing} of {request.file} in it yet")
+            raise UsageError(f"{out}: no {missing} of {request.file} in it yet; run it without --summary")
         return
     outputs.show(console)
     with alone(out):

@@ -105,8 +105,6 @@ def test_the_command_line_loads_no_framework_before_it_is_needed():
 
 #: Text of the files that an exported model brings: nothing here imports them.
 FOR_TRANSFORMERS = {"hub_config.py", "hub_model.py"}
-#: Subclasses of matplotlib's classes: what draws imports them inside of functions (tests/report/test_run_page.py).
-OF_MATPLOTLIB = {"measured_layout.py", "svg.py"}
 #: A builder of datasets: corpora import it inside of functions (tests/data/test_row_corpora.py).
 OF_DATASETS = {"text_columns.py"}
 
@@ -115,7 +113,7 @@ OF_DATASETS = {"text_columns.py"}
 def test_optional_libraries_are_loaded_only_where_they_are_used(folder):
     optional = {"datasets", "wandb", "tensorboard", "transformers", "matplotlib", "deepspeed", "lm_eval"}
     for file in sorted((ROOT / folder).rglob("*.py")):
-        if file.name in FOR_TRANSFORMERS | OF_MATPLOTLIB | OF_DATASETS:
+        if file.name in FOR_TRANSFORMERS | OF_DATASETS:
             continue
         for node in ast.parse(file.read_text()).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

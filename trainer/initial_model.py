@@ -73,7 +73,7 @@ def find_initial_checkpoint(name: str) -> InitialCheckpoint | None:
         return None
     run, there = named.run, named.run.checkpoints_by_step()
     if not there:
-        raise UsageError(f"--init_from {name}: {run.path} has no checkpoint yet")
+        raise UsageError(f"--init_from {name}: {run.path} has no checkpoint yet; train it further, or give RUN@0")
     if named.number is not None and named.number not in there:
         raise UsageError(f"--init_from {name}: {run.path} has checkpoints of steps {steps_near(there, named.number)}")
     found = max(there) if named.number is None else named.number

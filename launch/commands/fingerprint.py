@@ -207,5 +207,5 @@ def _with_birth(name: str) -> list[tuple[ModelSource, ModelSource]]:
     run = RunDir.open(whole_run(name, "kin are all checkpoints of a run").path)
     steps = run.checkpoints_by_step()
     if not steps:
-        raise UsageError(f"--kin {name}: has no checkpoint yet")
+        raise UsageError(f"--kin {name}: has no checkpoint yet; train it further")
     return [(open_source(f"{name}@0"), open_source(f"{name}@{step}")) for step in steps]

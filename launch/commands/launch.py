@@ -162,7 +162,7 @@ def _check_run(words: Sequence[str], *, whole: bool) -> RunConfig | None:
 
 
 def _check_processes(config: RunConfig, per_node: str | None, nodes: str) -> None:
-    """Raise UsageError if this number of processes cannot share the run; no check if the numbers are not known here."""
+    """Raise UsageError if this number of processes cannot share the run; no check if the numbers are unknown."""
     if per_node is None or ":" in nodes:
         return
     from ...trainer.processes.launched_process import LaunchedProcess

@@ -83,7 +83,9 @@ def _continuation(options: Namespace) -> Iterator[str]:
     if not ids:
         raise UsageError("--prompt is empty, and this tokenizer has no token that begins a text: give some text")
     if max(ids) >= model.config.vocab_size:
-        raise UsageError(f"--prompt has token {max(ids)}: the model has {model.config.vocab_size}")
+        raise UsageError(
+            f"--prompt has token {max(ids)}: the model has {model.config.vocab_size}; give tokens below it"
+        )
     drawing = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
     tokens_1T = torch.tensor([ids], device=device())
     # With the prompt's own: decoders that strip the space before a text would strip that before its continuation.

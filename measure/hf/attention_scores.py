@@ -211,7 +211,7 @@ class ReadMask:
         return cls(None, n_positions if later else None, seen, added)
 
 
-#: The softmax of our own arms, with whatever keys beside the tokens' are given.
+#: The softmax of this package's arms, with whatever keys beside the tokens' are given.
 _SOFTMAX = Softmax(ModelConfig())
 #: Fused kernels take the exponential in fewer digits than float32 has (seen: some units of 2⁻²⁰).
 _EXPONENTIAL = 2.0**-18

@@ -149,4 +149,4 @@ GRADIENTS = (
         for place, plural in (("query", "queries"), ("key", "keys"), ("value", "values"))
     ),
 )
-"""Quantities that ``measure/backward`` takes from a pass of their own."""
+"""Quantities that ``measure/gradients.py`` takes from a pass of their own."""

@@ -22,7 +22,7 @@ N_CONTROLS = 5
 
 
 class Suspect(NamedTuple):
-    """What seems to carry the sink of a model."""
+    """Layer and units that seem to carry the sink of a model."""
 
     layer: int
     """Block whose MLP writes the massive channel, from 1."""
@@ -69,7 +69,7 @@ def ablation(name: str, file: Path, suspect: Suspect, text: Path, settings: Snap
 
 
 class _Setting(NamedTuple):
-    """What decides an ablation and its controls."""
+    """Settings of an ablation and its controls."""
 
     config: Any
     suspect: Suspect

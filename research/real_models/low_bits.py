@@ -1,4 +1,4 @@
-"""What rounding costs a model by kind of linear map, by block and by position, beside the outliers of what is rounded.
+"""Cost of rounding to a model, by kind of linear map, by block and by position, beside the outliers of what is rounded.
 
 Inputs of linear maps are rounded per token to 4 bits, as ``birthmark quantise`` does it for all maps at once.
 """

@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the answers of one model are made from."""
+    """Material of one model's answers."""
 
     model: ModelName
     source: Source

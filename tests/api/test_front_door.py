@@ -228,7 +228,7 @@ def test_models_by_every_name(run, tmp_path):
     save_pretrained(bm.load(f"{file}@1").module, tmp_path / "theirs")
     theirs = bm.load(tmp_path / "theirs")
     assert theirs.step == -1
-    with pytest.raises(bm.UsageError, match="its birth is not known"):
+    with pytest.raises(bm.UsageError, match=r"its birth is not known; give a run or CONFIG@SEED$"):
         theirs.birth()
 
 

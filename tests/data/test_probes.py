@@ -107,5 +107,5 @@ def test_passages_begin_as_the_tokenizer_has_it(word_tokenizer, tmp_path):
         passage_probe(str(tmp_path), word_tokenizer, 500, 8, 270)
     with pytest.raises(UsageError, match="gives token 269, the model has 60"):
         passage_probe(str(tmp_path), word_tokenizer, 2, 8, 60)
-    with pytest.raises(UsageError, match="no room behind 1 special"):
+    with pytest.raises(UsageError, match=r"no room behind 1 special ones; give a larger seq_len$"):
         passage_probe(str(tmp_path), word_tokenizer, 2, 1, 270)

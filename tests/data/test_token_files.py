@@ -516,7 +516,7 @@ IDX_DOCUMENTS = IDX_POINTERS + 8 * len(DOCUMENTS)
             (
                 "numpy",
                 lambda f, said=said: np_header(f / "a.npy", said),
-                r"a\.npy: damaged \(the length in its numpy header is no number of tokens",
+                r"a\.npy: damaged \(the length in its numpy header is no number of tokens\); write it again$",
             )
             for said in ("None", "'a'", "1e999", "2.5", "-1", "True", f"0x{'f' * 5000}")
         ),

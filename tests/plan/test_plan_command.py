@@ -83,7 +83,7 @@ def test_a_plan_has_the_micro_batch_that_its_run_takes(file, capsys):
     [
         (["--n_gpus", "8", "--gpu", "h100"], "--gpu h100: give cpu or one of"),
         (["--n_gpus", "0"], "--n_gpus 0: give at least 1"),
-        (["--n_gpus", "12"], "--n_gpus 12 is not a multiple of --gpus_per_node 8"),
+        (["--n_gpus", "12"], "--n_gpus 12 is not a multiple of --gpus_per_node 8: give a multiple"),
         (["--n_gpus", "8", "--mfu", "40"], "--mfu 40.0: give a share"),
         (["--n_gpus", "8", "--drive", "0"], "--drive 0: give a positive number"),
         (["--n_gpus", "8", "--bandwidth", "0"], "--bandwidth 0: give a positive number"),

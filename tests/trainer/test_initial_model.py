@@ -143,7 +143,7 @@ def test_a_run_without_a_checkpoint_or_of_another_version_is_told(source, going_
     with pytest.raises(RunError, match=r"model\.telepathy is unknown to this version"):
         resolve_init_from(going_on(copy.path))
     shutil.rmtree(copy.path / "checkpoints")
-    with pytest.raises(UsageError, match="has no checkpoint yet"):
+    with pytest.raises(UsageError, match=r"has no checkpoint yet; train it further, or give RUN@0$"):
         resolve_init_from(going_on(copy.path))
 
 

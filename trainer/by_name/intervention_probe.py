@@ -105,7 +105,10 @@ def _probe(
     if probe == "bos":
         first = tokenizer.before_text or [tokenizer.bos]
         if settings.seq_len <= len(first):
-            raise UsageError(f"probe bos: sequences of {settings.seq_len} tokens have no room behind {len(first)}")
+            raise UsageError(
+                f"probe bos: sequences of {settings.seq_len} tokens have no room behind {len(first)}; give a larger "
+                "seq_len"
+            )
         begun_NT = np.tile(np.array(first, dtype=np.int64), (len(random_NT), 1))
         return TextProbe(np.concatenate([begun_NT, random_NT[:, : -len(first)]], axis=1))
     # As many tokens more as the tokenizer puts before a text.

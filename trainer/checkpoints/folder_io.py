@@ -28,7 +28,7 @@ def find_checkpoint(run: RunDir, step: int | None) -> Path:
     """Find the checkpoint after ``step`` steps, by default the last; UsageError names the existing ones."""
     there = run.checkpoints_by_step()
     if not there:
-        raise UsageError(f"{run.path}: has no checkpoint yet")
+        raise UsageError(f"{run.path}: has no checkpoint yet; train it further, or give RUN@0")
     if step is None:
         return there[max(there)]
     if step not in there:
