@@ -41,11 +41,14 @@ _REFUSED = """\
 ## What is refused
 
 A field that nothing reads is refused, and so is a contradiction. The table has one example of each, of single values
-and then of pairs with what they need. Sizes that are out of range or do not divide are refused too.
+and then of pairs with what they need. *Only X reads it*: leave the field out, or change X. Sizes that are out of range
+or do not divide are refused too.
 """
 
 _SOURCE = r"(?:(?P<group>\[(?:AS|BB|SO|SP)\])|\((?P<work>[^()]*(?:arXiv \d|\b(?:19|20)\d\d\b)[^()]*)\))"
 _WORDS = re.compile(_SOURCE + r"|``(?P<choice>[^`]+)``|(?P<stop>[;.](?=\s|$))")
+#: Message about a field that nothing reads: its field stands in the example, its mend above the table.
+_UNREAD = re.compile(r"model\.[\w. ]+ is set, but (only .+ reads it): leave it out or change that")
 _READER = re.compile(r"but only (model\.[\w.]+) (\w+)")
 _hints = cache(get_type_hints)  # hundreds of configs are built
 
@@ -209,7 +212,9 @@ def field_table() -> str:
     lines += [row for field in model_fields() for row in _rows(field)]
     lines += ["", _REFUSED, _row("example", "why"), "|---" * 2 + "|"]
     for problem, changes in refusals().items():
-        lines.append(_row(", ".join(f"`{path}: {_yaml(value)}`" for path, value in changes.items()), problem))
+        lines.append(
+            _row(", ".join(f"`{path}: {_yaml(value)}`" for path, value in changes.items()), _UNREAD.sub(r"\1", problem))
+        )
     return "\n".join(lines) + "\n"
 
 
