@@ -12,7 +12,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ..errors import RunError, UsageError
@@ -25,6 +25,10 @@ _BACK_OFF_S = 1.0
 _POLL_S = 0.05
 #: Bytes of the largest file of a store that does not say how long it is, and of the longest page of a listing.
 MOST_UNSTATED, _MOST_LISTING = 1 << 30, 1 << 26
+#: Folders in one another, folders and files of a listing: a server makes up pages that link ever deeper.
+_MOST_DEEP, _MOST_FOLDERS, _MOST_FILES = 50, 1 << 14, 1 << 20
+#: Bytes a second below which a transfer counts as silent: one byte now and then keeps a connection open for ever.
+_LEAST_SPEED = 1000
 #: Ranges that are asked for at a time.
 _RANGES_AT_ONCE = 64
 #: Facts of stores about a file that change whenever it does.
@@ -37,6 +41,12 @@ _PACKAGES = {
     **{"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"},
     **{"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "sftp": "paramiko", "ssh": "paramiko", "oss": "ossfs"},
 }
+
+
+class _Alive(Protocol):
+    """Function to call at each sign of life: with the bytes of a part of a transfer, or without."""
+
+    def __call__(self, more: int | None = None, /) -> None: ...
 
 
 class Found(NamedTuple):
@@ -110,6 +120,8 @@ class Store:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._silence_s, sock_read=self._silence_s)
         watched = aiohttp.TraceConfig()
         watched.on_request_redirect.append(self._check_redirect)
+        watched.on_request_start.append(_note_size)
+        watched.on_request_end.append(_check_range)
 
         class Bounded(aiohttp.ClientResponse):
             """Answer that is read whole, as a listing is, up to a bound."""
@@ -138,13 +150,17 @@ class Store:
         return options
 
     async def _check_redirect(self, session: Any, context: Any, asked: Any) -> None:
-        """Refuse a redirect to another protocol, or to this machine if the URL names another."""
+        """Refuse a redirect to another protocol, but for one from HTTP to HTTPS, or to this machine if the URL names
+        another.
+        """
         from yarl import URL
 
         location = asked.response.headers.get("Location", "")
         to = asked.url.join(URL(location))
-        if to.scheme not in ("http", "https") or (await _is_within(to.host) and not await _is_within(asked.url.host)):
-            raise _StrangeRedirect(f"redirects to {hide_credentials(one_line(location))}, which is not followed")
+        strange = to.scheme not in (asked.url.scheme, "https")
+        if strange or (await _is_within(to.host) and not await _is_within(asked.url.host)):
+            where = hide_credentials(one_line(location))
+            raise _Strange(f"redirects to {where}, which is not followed; give the address of the file itself")
 
     def below(self, folder: Path, key: str, *, nested: bool = False) -> Path:
         """Return the path of a file of the store in a folder of this machine.
@@ -164,17 +180,35 @@ class Store:
             facts = self._facts(self._root)
             if facts.get("type") != "directory":
                 return [Found(name_of(self.url), self._root, facts), *self._beside()]
-        found = self._asked(self.url, lambda _: self._fs.find(self._root, detail=True))
+        by_pages = self.protocol in ("http", "https")
+        found = self._asked(self.url, self._pages if by_pages else lambda _: self._fs.find(self._root, detail=True))
         root = self._root.rstrip("/") + "/"
         files = [Found(path.removeprefix(root), path, facts) for path, facts in sorted(found.items())]
-        # Entries of a page that lead elsewhere, and hidden files, are no part of it.
-        files = [file for file in files if not any(part.startswith(".") for part in file.key.split("/"))]
-        files = [file for file in files if "://" not in file.key and "?" not in file.key]
+        files = [file for file in files if _belongs(file.key)]
         if not files:
             raise UsageError(f"{self.field}: {self.url}: no files there; name a file, or a folder that has some")
-        if self.protocol in ("http", "https"):  # a page says nothing of its files
+        if by_pages:  # a page says nothing of its files
             files = [file._replace(facts=self._facts(file.path)) for file in files]
         return files
+
+    def _pages(self, alive: _Alive) -> dict[str, Any]:
+        """Find the files of a folder by the links of its pages."""
+        root = self._root.rstrip("/") + "/"
+        found: dict[str, Any] = {}
+        # What cannot be read would be left out in silence.
+        pages = self._fs.walk(self._root, detail=True, on_error=_unless_missing)
+        for n_folders, (_, folders, files) in enumerate(pages, 1):
+            alive()
+            found |= {facts["name"]: facts for facts in files.values()}
+            keys = {name: facts["name"].removeprefix(root).rstrip("/") for name, facts in folders.items()}
+            for name in [name for name, key in keys.items() if not _belongs(key)]:
+                del folders[name]  # so that it is not walked
+            if any(keys[name].count("/") >= _MOST_DEEP for name in folders):
+                raise _Strange(f"lists folders more than {_MOST_DEEP} deep; name one of them, or the files")
+            if n_folders > _MOST_FOLDERS or len(found) > _MOST_FILES:
+                most = f"{_MOST_FOLDERS:,} folders or {_MOST_FILES:,} files"
+                raise _Strange(f"lists more than {most}; name a folder in it, or the files")
+        return found
 
     def _beside(self) -> Iterator[Found]:
         """Find the files that describe the tokens of the one that the URL names."""
@@ -199,13 +233,13 @@ class Store:
         promised, n_bytes = found.facts.get("size"), 0
         most = promised if promised is not None else MOST_UNSTATED
 
-        def attempt(alive: Callable[[], None]) -> None:
+        def attempt(alive: _Alive) -> None:
             nonlocal n_bytes
             n_bytes = 0
 
             def heard(more: int) -> None:
                 nonlocal n_bytes
-                alive()
+                alive(more)
                 n_bytes += more
                 if n_bytes > most:
                     raise _TooLong(f"sends more than {'the ' if promised is not None else ''}{most:,} bytes")
@@ -217,40 +251,43 @@ class Store:
 
         self._asked(found.path, attempt)
 
-    def ranges(self, parts: Sequence[tuple[str, int, int]]) -> list[bytes]:
+    def ranges(self, parts: Sequence[tuple[str, int, int, int]]) -> list[bytes]:
         """Read ranges of files, several at a time.
 
         Args:
-            parts: path in the file system, first byte, one past the last, above the first.
+            parts: path in the file system, first byte, one past the last, above the first, bytes of the whole file.
 
         Raises:
-            UsageError: a file is gone, or forbidden; or the store reads no ranges.
+            UsageError: a file is gone, forbidden, or of another size; or the store reads no ranges.
             RunError: the store does not answer, or fails.
         """
         found: dict[int, bytes] = {}
+        # For `_note_size`, of each request.
+        sizes = {unquote(urlsplit(path).path): n_bytes for path, _, _, n_bytes in parts}
+        more = {"trace_request_ctx": sizes} if self.protocol in ("http", "https") else {}
 
-        def attempt(alive: Callable[[], None]) -> None:
+        def attempt(alive: _Alive) -> None:
             # What came before a failure is not asked for again.
             left = [number for number in range(len(parts)) if number not in found]
             for first in range(0, len(left), _RANGES_AT_ONCE):
                 some = left[first : first + _RANGES_AT_ONCE]
                 with contextlib.nullcontext() if self._fs.async_impl else self._turn:
-                    columns = [list(column) for column in zip(*(parts[number] for number in some), strict=True)]
-                    answers = self._fs.cat_ranges(*columns, on_error="return")
+                    columns = [list(column) for column in zip(*(parts[number][:3] for number in some), strict=True)]
+                    answers = self._fs.cat_ranges(*columns, on_error="return", **more)
                 alive()
                 failure: BaseException | None = None
                 for number, answer in zip(some, answers, strict=True):
-                    path, start, end = parts[number]
+                    path, start, end, _ = parts[number]
                     if isinstance(answer, BaseException):
                         failure = answer
                     elif len(answer) > end - start:
-                        raise _NoRanges
+                        raise _Strange(_NO_RANGES)
                     elif len(answer) < end - start:
                         failure = OSError(f"{len(answer)} bytes came of {path}, {end - start} were asked for")
                     else:
                         found[number] = bytes(answer)
                 if failure is not None:
-                    raise _NoRanges if isinstance(failure, _TooLong) else failure
+                    raise _Strange(_NO_RANGES) if isinstance(failure, _TooLong) else failure
 
         if parts:
             self._asked(parts[0][0], attempt)
@@ -266,7 +303,7 @@ class Store:
             RunError: the store does not answer, or fails.
         """
 
-        def find(_: Callable[[], None]) -> dict[str, Any]:
+        def find(_: _Alive) -> dict[str, Any]:
             self._fs.invalidate_cache()
             # Some stores answer the listing of a folder that does not exist with an error, others with nothing.
             return dict(self._fs.find(self._root, detail=True)) if self._fs.exists(self._root) else {}
@@ -284,11 +321,11 @@ class Store:
         """
         path = f"{self._root.rstrip('/')}/{key}"
 
-        def attempt(alive: Callable[[], None]) -> None:
+        def attempt(alive: _Alive) -> None:
             if not self._fs.async_impl:  # a store of objects has no folders, and some would make a bucket
                 self._fs.makedirs(self._fs._parent(path), exist_ok=True)
             if isinstance(content, Path):
-                self._fs.put_file(str(content), path, callback=_progress(lambda _: alive()))
+                self._fs.put_file(str(content), path, callback=_progress(alive))
             else:
                 self._fs.pipe_file(path, content)
             self._fs.invalidate_cache(self._fs._parent(path))
@@ -302,7 +339,7 @@ class Store:
         """Read a small file below the URL; None if there is none."""
         path = f"{self._root.rstrip('/')}/{key}"
 
-        def attempt(_: Callable[[], None]) -> bytes | None:
+        def attempt(_: _Alive) -> bytes | None:
             self._fs.invalidate_cache(self._fs._parent(path))
             return self._fs.cat_file(path) if self._fs.exists(path) else None
 
@@ -313,13 +350,13 @@ class Store:
         """Delete a file below the URL, if it is there."""
         path = f"{self._root.rstrip('/')}/{key}"
 
-        def attempt(_: Callable[[], None]) -> None:
+        def attempt(_: _Alive) -> None:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
 
         self._asked(path, attempt, "deleted")
 
-    def _asked(self, path: str, work: Callable[[Callable[[], None]], Any], verb: str = "read") -> Any:
+    def _asked(self, path: str, work: Callable[[_Alive], Any], verb: str = "read") -> Any:
         """Return the result of ``work``, which gets a function to call at each sign of life; retry on failure."""
         name = path if "://" in path else f"{self.protocol}://{path.lstrip('/')}"
         tries, began = 0, time.monotonic()
@@ -332,7 +369,9 @@ class Store:
                 hangs = isinstance(error, _Hangs) or reason == "hangs"
                 if reason and not hangs:
                     raise UsageError(f"{self.field}: {name}: {reason}") from None
-                silent = f"no answer for {waited_s if self.insists else self.timeout_s:.3g} s"
+                slow = isinstance(error, _Hangs) and error.n_bytes
+                what = f"less than {_LEAST_SPEED / 1000:g} kB a second" if slow else "no answer"
+                silent = f"{what} for {waited_s if self.insists else self.timeout_s:.3g} s"
                 said = silent if hangs else self._said(error)
                 gives_up = waited_s >= self.timeout_s if self.insists else hangs or tries == _TRIES
                 if gives_up and hangs:
@@ -351,14 +390,16 @@ class Store:
             said = said.replace(f"{user}@", "").replace(f"{unquote(user)}@", "")
         return said
 
-    def _within(self, work: Callable[[Callable[[], None]], Any]) -> Any:
+    def _within(self, work: Callable[[_Alive], Any]) -> Any:
         # A read that hangs cannot be ended from outside; its thread is left behind.
         result: dict[str, Any] = {}
-        last = time.monotonic()
+        last, n_bytes = time.monotonic(), 0
 
-        def alive() -> None:
-            nonlocal last
-            last = time.monotonic()
+        def alive(more: int | None = None) -> None:
+            nonlocal last, n_bytes
+            n_bytes, now = n_bytes + (more or 0), time.monotonic()
+            if more is None or n_bytes > _LEAST_SPEED * (now - last):
+                last, n_bytes = now, 0
 
         def run() -> None:
             try:
@@ -371,7 +412,7 @@ class Store:
         while thread.is_alive():
             thread.join(_POLL_S)
             if thread.is_alive() and time.monotonic() - last > self._silence_s + 2 * _POLL_S:
-                raise _Hangs
+                raise _Hangs(n_bytes)
         if "error" in result:
             raise result["error"]
         return result["value"]
@@ -389,19 +430,52 @@ def _progress(heard: Callable[[int], None]) -> Any:
 
 
 class _Hangs(Exception):  # noqa: N818 - says what it is
-    """Error for a store that gives no sign of life."""
+    """Error for a store that gives no sign of life, or ``n_bytes`` too slowly."""
+
+    def __init__(self, n_bytes: int = 0) -> None:
+        super().__init__()
+        self.n_bytes = n_bytes
 
 
-class _TooLong(Exception):  # noqa: N818 - says what it is
+class _Strange(Exception):  # noqa: N818 - says what it is
+    """Error for an answer that is refused, in the words of the message; another try is useless."""
+
+
+class _TooLong(_Strange):
     """Error for a server that sends more than it promised, or without an end."""
 
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}, and did not say so before; download it by another way")
 
-class _NoRanges(Exception):  # noqa: N818 - says what it is
-    """Error for a store that answers a range with more than was asked for."""
+
+_NO_RANGES = "its server answers a range with the whole file; leave out data.cache_gb, which reads ranges"
 
 
-class _StrangeRedirect(Exception):  # noqa: N818 - says what it is
-    """Error for a server that redirects to another protocol, or into this machine."""
+async def _note_size(session: Any, context: Any, asked: Any) -> None:
+    context.n_bytes = (context.trace_request_ctx or {}).get(asked.url.path)
+
+
+async def _check_range(session: Any, context: Any, asked: Any) -> None:
+    """Refuse an answer that is another range than the one asked for, or of a file of another size."""
+    wanted, said = asked.headers.get("Range"), asked.response.headers.get("Content-Range")
+    if wanted is None or said is None or asked.response.status != 206:
+        return
+    span, _, total = said.lower().removeprefix("bytes").strip().partition("/")
+    if span != wanted.removeprefix("bytes="):
+        what = f"the range {one_line(span, 60)} where {wanted.removeprefix('bytes=')} was asked for"
+        raise _Strange(f"its server answers {what}; leave out data.cache_gb, which reads ranges")
+    if context.n_bytes is not None and total not in ("*", str(context.n_bytes)):
+        raise _Strange(f"has {one_line(total, 60)} bytes by now, and had {context.n_bytes}; start again")
+
+
+def _belongs(key: str) -> bool:
+    """Return True if an entry of a listing is part of it: links that lead elsewhere, and hidden files, are not."""
+    return "://" not in key and "?" not in key and not any(part.startswith(".") for part in key.split("/"))
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 async def _is_within(host: str | None) -> bool:
@@ -425,12 +499,8 @@ def _reason(error: BaseException) -> str:
     seen: list[BaseException] = [error]
     while (before := seen[-1].__cause__ or seen[-1].__context__) is not None and before not in seen:
         seen.append(before)
-    if (redirect := next((one for one in seen if isinstance(one, _StrangeRedirect)), None)) is not None:
-        return f"{redirect}; give the address of the file itself"
-    if (long := next((one for one in seen if isinstance(one, _TooLong)), None)) is not None:
-        return f"{long}, and did not say so before; download it by another way"
-    if any(isinstance(one, _NoRanges) for one in seen):
-        return "its server answers a range with the whole file; leave out data.cache_gb, which reads ranges"
+    if (strange := next((one for one in seen if isinstance(one, _Strange)), None)) is not None:
+        return str(strange)
     if any(isinstance(one, TimeoutError) for one in seen):
         return "hangs"
     codes = (getattr(one, "status", None) for one in seen)

@@ -124,7 +124,7 @@ def point_to(store: Store, found: Found, identity: str, cache_bytes: int, pointe
             f"{store.field}: {found.path}: its server does not say how long it is; leave out data.cache_gb"
         )
     parts = [(0, min(n_bytes, BLOCK_BYTES)), *parts_of(n_bytes)] if n_bytes else []
-    head, *sampled = store.ranges([(found.path, *part) for part in parts]) or [b""]
+    head, *sampled = store.ranges([(found.path, *part, n_bytes) for part in parts]) or [b""]
     digest = digest_of_parts(n_bytes, sampled)
     StoredFile(
         url=store.url,
@@ -303,7 +303,7 @@ def _asked(places: Sequence[tuple[StoredFile, int, int]]) -> list[bytes]:
     found: dict[int, bytes] = {}
     for url, timeout_s in dict.fromkeys((stored.url, stored.timeout_s) for stored, _, _ in places):
         mine = [number for number, (stored, _, _) in enumerate(places) if stored.url == url]
-        parts = [(places[number][0].path, *places[number][1:]) for number in mine]
+        parts = [(places[number][0].path, *places[number][1:], places[number][0].n_bytes) for number in mine]
         found |= dict(zip(mine, _store(url, timeout_s).ranges(parts), strict=True))
     return [found[number] for number in range(len(places))]
 

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -58,6 +59,7 @@ class Ranges:
         self.files = {f"/{path.name}": path.read_bytes() for path in corpus.iterdir()}
         self.asked = Counter()
         self.spoil = lambda number, content: content
+        self.says = "bytes {first}-{last}/{n}"
 
     def __call__(self, path, headers):
         if path == "/":
@@ -70,7 +72,8 @@ class Ranges:
         self.asked[path] += 1
         first, last = map(int, asked.removeprefix("bytes=").split("-"))
         spoiled = self.spoil(self.asked.total(), content[first : last + 1])
-        return (206 if spoiled else 503), {}, spoiled
+        said = self.says.format(first=first, last=last, n=len(content))
+        return (206 if spoiled else 503), {"Content-Range": said} if said else {}, spoiled
 
 
 def read(config):
@@ -132,6 +135,24 @@ def test_a_block_that_is_there_is_not_asked_for(config, corpus, serve):
     stored_files._cache.cache_clear()  # as another process of the node, or the next start
     assert prepare(asked, vocab_size=VOCAB, seq_len=8).train.batch(0, 3).tolist() == first.tolist()
     assert answers.asked.total() == before
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        ("", ""),
+        ("bytes {first}-{last}/*", ""),
+        ("bytes 7-{last}/{n}", "its server answers the range 7-139 where 0-139 was asked for; leave out data.cache_gb"),
+        ("bytes {first}-9/{n}", "its server answers the range 0-9 where 0-139 was asked for; leave out data.cache_gb"),
+        ("bytes {first}-{last}/141", "has 141 bytes by now, and had 140; start again"),
+    ],
+)
+def test_a_server_must_answer_the_range_that_is_asked_for(config, corpus, serve, says, message):
+    answers = Ranges(corpus)
+    answers.says = says
+    asked = replace(config, path=f"{serve(answers)}/d.bin", cache_gb=CACHE_GB, val_fraction=0.5)
+    with pytest.raises(UsageError, match=rf"/d\.bin: {message}") if message else nullcontext():
+        prepare(asked, vocab_size=VOCAB, seq_len=8)
 
 
 @pytest.mark.parametrize("fault", ["cut", "fails", "hangs"])

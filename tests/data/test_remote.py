@@ -12,10 +12,12 @@ from collections import Counter
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import fsspec
 import pytest
+from yarl import URL
 
 from birthmark.data import remote
 from birthmark.data.config import DataConfig, SourceConfig
@@ -128,6 +130,8 @@ def server(serve, asked):
     """A server whose files fail as their names say."""
 
     def halves(path):
+        if path == "/trickles.txt":
+            yield from (b"a" for _ in range(100) if not serve.closing.wait(0.05))
         yield CONTENT[: len(CONTENT) // 2]
         if path == "/stalls.txt":
             serve.closing.wait(20)
@@ -176,6 +180,7 @@ def test_a_server_that_fails_twice(config, serve):
         ("cut.txt", RunError, r"cut\.txt: cannot be read after 3 tries \("),
         ("hangs.txt", RunError, r"hangs\.txt: no answer for 0\.3 s; check the network, or raise data\.timeout_s$"),
         ("stalls.txt", RunError, r"stalls\.txt: no answer for 0\.3 s; check the network, or raise data\.timeout_s$"),
+        ("trickles.txt", RunError, r"less than 1 kB a second for 0\.3 s; check the network, or raise data\.timeout_s$"),
     ],
 )
 def test_a_server_that_does_not_give(name, kind, message, config, server):
@@ -186,6 +191,23 @@ def test_a_server_that_does_not_give(name, kind, message, config, server):
     assert time.monotonic() - start < 10
     # Nothing half copied.
     assert copies(config) == {}
+
+
+def test_a_slow_server_is_waited_for(config, serve):
+    """Pages, and a file, that take longer than ``timeout_s`` together."""
+    pages = {"/dir": listing("a/"), "/dir/a": listing("b/"), "/dir/a/b": listing("c.txt")}
+
+    def parts():
+        yield from (b"x" * 1000 for _ in range(4) if not serve.closing.wait(0.15))
+
+    def answer(path, headers):
+        if page := pages.get(path.rstrip("/")):
+            time.sleep(0.15)
+            return page
+        return 200, {"Content-Length": "4000"}, parts()
+
+    folder = fetched(f"{serve(answer)}/dir/", replace(config, timeout_s=0.4))
+    assert (folder / "a/b/c.txt").read_bytes() == b"x" * 4000
 
 
 @pytest.mark.parametrize(
@@ -263,6 +285,33 @@ def test_a_redirect_to_another_protocol_is_refused(config, serve, tmp_path):
         server = serve(lambda path, headers, to=to: (302, {"Location": to}, b""))
         with pytest.raises(UsageError, match=f"a.txt: redirects to {re.escape(to)}, which is not followed; give the"):
             fetched(f"{server}/a.txt", config)
+
+
+@pytest.mark.parametrize(
+    ("asked", "to", "refused"),
+    [("https", "http", True), ("http", "https", False), ("https", "https", False), ("http", "http", False)],
+)
+def test_a_redirect_keeps_encryption(asked, to, refused):
+    url, to = URL(f"{asked}://192.0.2.1/a.txt"), f"{to}://192.0.2.2/b.txt"
+    redirect = SimpleNamespace(url=url, response=SimpleNamespace(headers={"Location": to}))
+    with pytest.raises(Exception, match=f"^redirects to {to}, which") if refused else contextlib.nullcontext():
+        asyncio.run(remote.Store(str(url), 5)._check_redirect(None, None, redirect))
+
+
+@pytest.mark.parametrize(
+    ("links", "n_folders", "message"),
+    [
+        (["x/"], 60, "lists folders more than 50 deep; name one of them, or the files"),
+        (["x/", "y/"], 20, "lists more than 20 folders or 200 files; name a folder in it, or the files"),
+        ([f"{i}.txt" for i in range(201)], 20, "lists more than 20 folders or 200 files; name a folder"),
+    ],
+)
+def test_a_listing_without_an_end_is_refused(config, serve, monkeypatch, links, n_folders, message):
+    monkeypatch.setattr(remote, "_MOST_FOLDERS", n_folders)
+    monkeypatch.setattr(remote, "_MOST_FILES", 200)
+    server = serve(lambda path, headers: listing(*(path + link if path[-1] == "/" else link for link in links)))
+    with pytest.raises(UsageError, match=f"^data.path: {server}/d/: {message}"):
+        fetched(f"{server}/d/", config)
 
 
 def test_a_redirect_within_a_host_is_followed(config, serve):
