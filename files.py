@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -240,6 +241,8 @@ def write_json(path: Path, value: Any) -> None:
 
 #: Bytes of the largest file of each kind that is read whole.
 TEXT_BYTES, JSON_BYTES = 1 << 28, 1 << 28
+#: Commas and opening brackets of any JSON of this package, in strings too: the largest tokenizers have two million.
+MOST_MARKS = 1 << 22
 #: Lists and objects in one another, in any JSON or YAML of this package.
 MOST_NESTED = 50
 
@@ -329,14 +332,24 @@ def read_text(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunErr
         raise fail(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
-def parse_json(text: str, *, not_finite: bool = False) -> Any:
+def parse_json(text: str, *, not_finite: bool = False, unrepeated: bool = False) -> Any:
     """Parse strict JSON, or with ``not_finite`` also NaN and Infinity, which some writers produce.
 
+    Args:
+        text: the JSON.
+        not_finite: accept numbers that are not finite.
+        unrepeated: refuse an object with a name twice, of which another reader may take the other value.
+
     Raises:
-        ValueError: the text is damaged, nested more than `MOST_NESTED` deep, or holds text that UTF-8 cannot encode.
+        ValueError: the text is damaged, nested more than `MOST_NESTED` deep, has more than `MOST_MARKS` commas
+            and brackets or a name twice, or holds text that UTF-8 cannot encode.
     """
+    # Each value but the first follows one of these, and a small one takes thirty times its bytes.
+    if sum(map(text.count, "[{,")) > MOST_MARKS:
+        raise ValueError(f"holds more than {MOST_MARKS:,} commas and brackets")
+    hook = _unrepeated if unrepeated else None
     try:
-        value = json.loads(text, parse_constant=float if not_finite else _refuse_constant)
+        value = json.loads(text, parse_constant=float if not_finite else _refuse_constant, object_pairs_hook=hook)
     except RecursionError:
         raise ValueError(f"nested more than {MOST_NESTED} deep") from None
     level, depth = [value], 0
@@ -351,6 +364,13 @@ def parse_json(text: str, *, not_finite: bool = False) -> Any:
         except UnicodeEncodeError:
             raise ValueError("holds half a character (a lone surrogate)") from None
     return value
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) != len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"an object has the key {one_line(name, 60)!r} twice")
+    return found
 
 
 def _refuse_constant(name: str) -> None:
@@ -449,7 +469,7 @@ def check_tensor_file(path: Path, data_bytes: int | None = None, mend: str = "")
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if length <= min(LONGEST_HEADER, size - 8) else b""
     try:
-        header = parse_json(text.decode("utf-8"))
+        header = parse_json(text.decode("utf-8"), unrepeated=True)
         end = max((facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__"), default=0)
         said = 8 + length + int(end)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:

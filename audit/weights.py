@@ -181,7 +181,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, int]]:
             raise RunError(f"{path}: truncated, or no safetensors file (its header would have {length:,} bytes)")
         text = file.read(length)
     try:
-        header = parse_json(text.decode("utf-8"))
+        header = parse_json(text.decode("utf-8"), unrepeated=True)
         found, begins, end = _entries(header, path)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: damaged header ({one_line(error) or 'no tensors in it'})") from None

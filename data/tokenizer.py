@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typing_extensions import TypedDict
 
 from ..errors import UsageError
-from ..files import one_line, read_bytes, read_json, user_path
+from ..files import one_line, parse_json, read_bytes, read_json, user_path
 
 END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
@@ -237,7 +237,7 @@ def _growth(content: str) -> float:
     Raises:
         Exception: ``content`` is no tokenizer.
     """
-    whole = json.loads(content, object_pairs_hook=_unrepeated)
+    whole = parse_json(content, unrepeated=True)
     model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
     alone = Tokenizer.from_str(
         json.dumps({name: whole.get(name) for name in _STEPS} | {"version": "1.0", "model": model})
@@ -247,13 +247,6 @@ def _growth(content: str) -> float:
         for name in _STEPS
     )
     return max(normalizer * pre_tokenizer * post_processor, decoder)
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that an object has twice: the library may take the other value."""
-    if len(found := dict(pairs)) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
 
 
 def _growth_of_chain(steps: Sequence[dict[str, Any]]) -> float:

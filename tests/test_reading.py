@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from birthmark import files
 from birthmark.errors import RunError, UsageError
 from birthmark.files import (
     find_folder,
@@ -70,6 +71,22 @@ def test_json_is_strict_and_shallow(text):
     assert parse_json(r'"\ud83d\ude00"') == "\N{GRINNING FACE}"
     with pytest.raises(ValueError):  # noqa: PT011, the reason is the parser's own
         parse_json(text)
+
+
+def test_json_has_a_bound_of_values(monkeypatch):
+    """Three bytes may hold a list of ninety: they are counted before they are built."""
+    monkeypatch.setattr(files, "MOST_MARKS", 9)
+    assert parse_json("[[],[],[],[{}]]") == [[], [], [], [{}]]
+    for text in ("[[],[],[],[],[]]", '{"a": 1, "b": [2, 3, 4, 5, 6, 7, 8, 9, 10]}', "[[[[[[[[[[]]]]]]]]]]"):
+        with pytest.raises(ValueError, match=r"^holds more than 9 commas and brackets$"):
+            parse_json(text)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 1}', '[{"b": {"a": 1, "\\u0061": 2}}]'])
+def test_json_says_a_name_once_where_readers_must_agree(text):
+    assert parse_json(text)
+    with pytest.raises(ValueError, match=r"^an object has the key 'a' twice$"):
+        parse_json(text, unrepeated=True)
 
 
 def test_a_sealed_file_says_when_it_was_changed(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from trained_suites import CONFIG, STEPS, exchange, weights_file
 
@@ -64,6 +65,18 @@ def test_a_header_whose_tensors_do_not_fill_the_file_is_damaged(tmp_path, spans,
     else:
         with pytest.raises(RunError, match=f"damaged header.*{message}"):
             open_safetensors(tmp_path)
+
+
+def test_a_header_that_repeats_a_name_is_damaged(tmp_path):
+    """A tensor's, of which readers take either; or that of the metadata, which safetensors refuses too."""
+    a = '"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}'
+    for repeated, rest in ((a, a), ('"__metadata__": {}', a)):
+        text, file = f"{{{repeated}, {repeated}, {rest}}}".encode(), tmp_path / "model.safetensors"
+        file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+        with pytest.raises(RunError, match=r"damaged header \(an object has the key '(a|__metadata__)' twice\)"):
+            open_safetensors(tmp_path)
+    with pytest.raises(SafetensorError), safe_open(file, "pt"):
+        pass
 
 
 def test_an_index_that_names_a_file_elsewhere_and_another_vocabulary_are_found(suite, audited):

@@ -6,16 +6,18 @@ Nothing is unpickled. Code that a model brings runs only on request, and is name
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NamedTuple, NotRequired
 
 import torch
 from annotated_types import Interval
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
@@ -31,7 +33,13 @@ from ...models.exchange.weight_files import FLOATS
 _FLOATS = {code: name for name, code in FLOATS.items()}
 
 
-_Layers = Annotated[int, Interval(ge=1, le=2048)]
+_MOST_LAYERS, _MOST_LABELS = 1 << 11, 1 << 20
+#: Fields at any depth for which configs and models of families loop → the largest number.
+_LOOPED = (
+    (re.compile(r"(^|_)(layers?|blocks?|depths?)$"), _MOST_LAYERS),
+    (re.compile(r"^num_labels$"), _MOST_LABELS),
+)
+_Layers = Annotated[int, Interval(ge=1, le=_MOST_LAYERS)]
 _Width = Annotated[int, Interval(ge=1, le=1 << 24)]
 
 
@@ -55,6 +63,16 @@ class HFFolderConfig(TypedDict):
     torch_dtype: NotRequired[str | None]
 
 
+class StoredWeights(NamedTuple):
+    """Facts about a folder's weights, from the headers of its files."""
+
+    n_tensors: int
+    n_numbers: int
+    """Numbers in them, at most: packed types count bits."""
+    note: str | None
+    """Line about them for the reader."""
+
+
 @dataclass(frozen=True)
 class HFFolder:
     """A folder of a model of ``transformers``, checked; no tensor has been read, and no code of it has run."""
@@ -64,8 +82,7 @@ class HFFolder:
     folder: Path
     runs_code: bool
     """True if its own code is run, as requested."""
-    note: str | None
-    """Line about its weights for the reader."""
+    weights: StoredWeights
 
     @property
     def tokenizer(self) -> Path | None:
@@ -146,11 +163,47 @@ class HFFolder:
     def _library(self) -> Iterator[Any]:
         library = transformers_for(self.name)
         try:
-            yield library
+            with self._bounded():
+                yield library
+        except _TooLargeError:
+            raise
         except Exception as error:  # the library and the hub's transport raise a dozen kinds, of several sentences each
             # It quotes the names of errors of its own.
             reason = re.sub(r"\w+(Error|Exception): ", "", one_line(error)).split(". ")[0]
             raise UsageError(f"{self.name}: transformers cannot load it ({reason})") from None
+
+    @contextlib.contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """Refuse a model that grows far beyond its weights while it is built: a few digits of a config ask for any
+        size.
+        """
+        # A head that is tied to the embedding is stored once; some libraries store all experts as one tensor.
+        most_numbers, most_tensors = 2 * self.weights.n_numbers + (1 << 16), 256 * self.weights.n_tensors + 1024
+        held = dict[tuple[int, str], int]()
+        n_numbers = 0
+
+        def check(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+            nonlocal n_numbers
+            if parameter is None or (id(module), name) in held:  # loading registers it again
+                return
+            held[id(module), name] = parameter.numel()
+            n_numbers += parameter.numel()
+            if n_numbers > most_numbers or len(held) > most_tensors:
+                raise _TooLargeError(
+                    f"{self.name}: config.json asks for a model of {n_numbers:,} or more parameters in {len(held):,} "
+                    f"or more tensors, and its weights hold {self.weights.n_numbers:,} in {self.weights.n_tensors:,}; "
+                    "give the config of these weights"
+                )
+
+        handle = register_module_parameter_registration_hook(check)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+class _TooLargeError(UsageError):
+    """Error for a config that asks for far more than its weights hold."""
 
 
 def transformers_for(name: str) -> Any:
@@ -190,6 +243,7 @@ def find_hf_folder(
         if not file.is_dir():
             check_file(file)
     config = read_json(folder / "config.json", HFFolderConfig)
+    _check_loops(folder / "config.json", config)
     code = _code_files(name, config)
     if code and not trust_remote_code and not _is_known(name, config["model_type"]):
         raise UsageError(
@@ -200,6 +254,17 @@ def find_hf_folder(
     if runs_code:
         tell(f"running code of {name}: {', '.join(_with_imports(folder, code))}")
     return HFFolder(name, folder, runs_code, _check_weights(name, folder, config))
+
+
+def _check_loops(file: Path, config: Any, field: str = "") -> None:
+    """Raise RunError for a number of a config, or of one within it, for which its family would loop without an end."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        name = f"{field}.{key}" if field else key
+        most = next((most for pattern, most in _LOOPED if pattern.search(key)), None)
+        for one in value if isinstance(value, list) else [value]:
+            if most is not None and isinstance(one, int) and one > most:
+                raise RunError(f"{file}: damaged ({one_line(name, 60)} is {one_line(one, 40)}, above {most})")
+            _check_loops(file, one, name)
 
 
 def _is_known(name: str, model_type: str) -> bool:
@@ -242,24 +307,28 @@ def _with_imports(folder: Path, files: list[str]) -> list[str]:
     return list(dict.fromkeys([*files, *imported]))
 
 
-def _check_weights(name: str, folder: Path, config: HFFolderConfig) -> str | None:
-    """Describe the weights' dtypes in a line; RunError for dtypes that cannot be right."""
-    if kinds := kinds_of(folder):
-        return f"{name}: its weights are stored as {kinds_in_words(kinds)}, and are read as float32"
+def _check_weights(name: str, folder: Path, config: HFFolderConfig) -> StoredWeights:
+    """Read the facts about the weights from their headers; RunError for dtypes that cannot be right."""
+    of_gguf, quantised = kinds_of(folder), bool(config.get("quantization_config"))
     stored: dict[str, int] = {}
-    quantised = bool(config.get("quantization_config"))
+    n_numbers = 0
     for file in weight_files(folder):
         with open_weights(file) as tensors:
             for tensor in tensors.keys():  # noqa: SIM118, the library's object is no mapping
-                kind = tensors.get_slice(tensor).get_dtype()
+                entry = tensors.get_slice(tensor)
+                kind, shape = entry.get_dtype(), entry.get_shape()
                 stored[kind] = stored.get(kind, 0) + 1
-                if kind not in _FLOATS and not quantised and tensor.endswith("weight"):
+                bits = 1 if kind in _FLOATS else int((re.findall(r"\d+", kind) or [1])[0])
+                n_numbers += math.prod(shape) * bits
+                if kind not in _FLOATS and not quantised and not of_gguf and tensor.endswith("weight"):
                     raise RunError(
                         f"{file}: {tensor} is {kind}, and config.json says nothing of quantisation: "
                         f"give weights of {', '.join(_FLOATS)}"
                     )
-    declared = config.get("dtype") or config.get("torch_dtype")
+    note, declared = None, config.get("dtype") or config.get("torch_dtype")
     found = [_FLOATS[kind] for kind in stored if kind in _FLOATS]
-    if declared is None or not found or declared in found or quantised:
-        return None
-    return f"{name}: its weights are {' and '.join(found)}, though config.json says {declared}"
+    if of_gguf:
+        note = f"{name}: its weights are stored as {kinds_in_words(of_gguf)}, and are read as float32"
+    elif declared is not None and found and declared not in found and not quantised:
+        note = f"{name}: its weights are {' and '.join(found)}, though config.json says {declared}"
+    return StoredWeights(sum(stored.values()), n_numbers, note)

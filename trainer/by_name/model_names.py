@@ -227,8 +227,8 @@ def hf_folder_of(name: str, trust_remote_code: bool, tell: Callable[[str], objec
         found = find_hf_folder(name, trust_remote_code=trust_remote_code, tell=tell)
     except UsageError as error:
         raise no_such_model(name, error) from None
-    if found.note is not None:
-        tell(found.note)
+    if (note := found.weights.note) is not None:
+        tell(note)
     return found
 
 

@@ -10,9 +10,11 @@ import transformers
 from safetensors.torch import load, save_file
 
 from birthmark.data.probes import random_probe
+from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.hf import HFModel
 from birthmark.measure.measurement import measure
+from birthmark.trainer.by_name.hf_folder import find_hf_folder
 
 PROBE = ["--n_sequences=6", "--seq_len=8", "--batch_size=4"]
 SHAPE = {
@@ -189,6 +191,36 @@ def test_a_width_of_zero_is_one_line_before_the_library_reads_it(widths, copy, s
     (copy / "config.json").write_text(json.dumps(config | {"intermediate_size": widths}))
     error = said(1, "snapshot", copy, *PROBE).err
     assert re.fullmatch(r".*config\.json: damaged \(intermediate_size(\[1\])? is 0, not at least 1\)\n", error)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # The router of the first layer, after the embedding and the attention.
+        ({"num_local_experts": 10**9}, "16,000,001,408 or more parameters in 6 or more tensors"),
+        ({"head_dim": 10**12}, "32,000,000,000,640 or more parameters in 2 or more tensors"),
+        ({"vocab_size": 1 << 26}, "1,073,741,824 or more parameters in 1 or more tensors"),
+        (
+            {"num_hidden_layers": 2048, "hidden_size": 2, "intermediate_size": 2},
+            r"[\d,]+ or .* [5-9],\d+ or more tensors",
+        ),
+        ({"text_config": {"num_hidden_layers": 10**8}}, r"\(text_config.num_hidden_layers is 100000000, above 2048\)"),
+        ({"vision": [{"depths": [2, 10**8]}]}, r"\(vision.depths is 100000000, above 2048\)"),
+        ({"decoder_layers": 10**8}, r"\(decoder_layers is 100000000, above 2048\)"),
+        ({"num_labels": 10**9}, r"\(num_labels is 1000000000, above 1048576\)"),
+    ],
+)
+def test_a_config_that_asks_for_far_more_than_the_weights_is_refused(change, message, copy):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | change))
+    held = load((copy / "model.safetensors").read_bytes()).values()
+    if message.startswith(r"\("):
+        expected = f"^{copy}/config.json: damaged {message}"
+    else:
+        said = f"its weights hold {sum(x.numel() for x in held):,} in {len(held)}; give"
+        expected = f"^{copy}: config.json asks for a model of {message}, and {said}"
+    with pytest.raises((UsageError, RunError), match=expected):
+        find_hf_folder(str(copy)).parameter_shapes()
 
 
 def test_damaged_weights_are_one_line(copy, said, refused):
