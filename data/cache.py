@@ -164,6 +164,26 @@ def explained(folder: Path, field: str = "data.cache_dir") -> Iterator[None]:
         raise
 
 
+def room_check(folder: Path) -> Callable[[object, int], None]:
+    """Return a function to call before each part of a copy is written, with the name of the file and the part's bytes.
+
+    It raises RunError for more than half of the disk that is free now: a file of a megabyte may hold a thousand, and
+    nothing but its reading says so.
+    """
+    free, total = shutil.disk_usage(folder).free, 0
+
+    def check(name: object, n_bytes: int) -> None:
+        nonlocal total
+        total += n_bytes
+        if total > free // 2:
+            raise RunError(
+                f"{name}: takes more than half of the {free / 1e9:,.1f} GB free in {folder} when it is unpacked; free "
+                "some, or set data.cache_dir elsewhere"
+            )
+
+    return check
+
+
 def _build(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
     scratch = folder.with_name(f"{folder.name}{_SCRATCH}{secrets.token_hex(4)}")
     scratch.mkdir()

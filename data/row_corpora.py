@@ -505,7 +505,7 @@ def _loaded(config: DataConfig, read: Callable[[], datasets.Dataset]) -> dataset
             return read()
     except Exception as error:  # many libraries speak here, without a common base class
         causes = _causes(error)
-        if isinstance(causes[-1], UsageError):
+        if isinstance(causes[-1], UsageError | RunError):
             raise causes[-1] from None
         if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in causes):
             raise RunError(f"{config.path!r}: no room left to prepare it; free some disk space") from error

@@ -74,7 +74,8 @@ class ShuffledOrder(SourceOrder):
 # its buffer when a run resumes (datasets#7901), and its states have skipped rows (#7538) and failed to advance
 # (#8308).
 
-_ROWS_PER_BATCH = 256
+#: Few, as each may be long.
+_ROWS_PER_BATCH = 16
 
 
 class StreamedTable:

@@ -12,23 +12,26 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pandas
 import pyarrow as pa
 from datasets.utils.file_utils import xopen
-from pyarrow import parquet
+from pyarrow import compute, parquet
 
 from ..errors import UsageError
 from ..files import one_line
 from ..urls import hide_credentials
 from .bad_rows import BYTE_ORDER_MARK, row_of, text_of
+from .cache import room_check
 from .stored_files import StoredFile, open_table
 
 #: Bytes of text, and rows, that are handed on together.
-_MOST_BYTES, _MOST_ROWS = 1 << 23, 1 << 12
+_MOST_BYTES, _MOST_ROWS = 1 << 23, 1 << 10
 #: Bytes of the largest .json file that is no list and has no row on its first line.
 _MOST_WHOLE = 1 << 30
 _NEXT = re.compile(r"\S")
@@ -56,6 +59,7 @@ class TextColumn(datasets.ArrowBasedBuilder):
     """
 
     BUILDER_CONFIG_CLASS = _Config
+    _check_room: Callable[[str, int], None] | None = None
 
     def _info(self) -> datasets.DatasetInfo:
         return datasets.DatasetInfo(features=datasets.Features({self.config.column: datasets.Value("large_binary")}))
@@ -65,9 +69,16 @@ class TextColumn(datasets.ArrowBasedBuilder):
         files = {"names": names, "files": dl_manager.download(names)}
         return [datasets.SplitGenerator(name="train", gen_kwargs=files)]
 
+    def _prepare_split(self, *args: Any, **kwargs: Any) -> None:
+        # The rows are streamed without this.
+        self._check_room = room_check(Path(self._cache_dir_root))
+        super()._prepare_split(*args, **kwargs)
+
     def _generate_tables(self, names: list[str], files: list[str]) -> Iterator[tuple[tuple[int, int], pa.Table]]:
         for number, (name, file) in enumerate(zip(names, files, strict=True)):
             for part, column in enumerate(read_column(name, file, self.config.suffix, self.config.column)):
+                if self._check_room is not None:
+                    self._check_room(hide_credentials(name), column.nbytes)
                 yield (number, part), pa.table({self.config.column: column})
 
 
@@ -112,8 +123,8 @@ def read_column(name: str, file: str, suffix: str, column: str) -> Iterator[pa.A
     stored = None if "://" in file else StoredFile.at(Path(file))
     shown = hide_credentials(name) if stored is None else stored.path
     with xopen(file, "rb") if stored is None else open_table(stored) as opened:
-        for part in READERS[suffix](_uncompressed(opened, name), shown, column):
-            array = part.dictionary_decode() if pa.types.is_dictionary(part.type) else part
+        parts = READERS[suffix](_uncompressed(opened, name), shown, column)
+        for array in chain.from_iterable(map(_decoded, parts)):
             as_bytes = _AS_BYTES.get(array.type)
             if as_bytes is None:
                 raise UsageError(
@@ -123,6 +134,17 @@ def read_column(name: str, file: str, suffix: str, column: str) -> Iterator[pa.A
             array = array.cast(_BYTES) if pa.types.is_null(array.type) else array.view(as_bytes)
             array.validate(full=True)
             yield array.cast(_BYTES)
+
+
+def _decoded(column: pa.Array) -> Iterator[pa.Array]:
+    """Yield a column in portions without its dictionary: a text of a megabyte may be each of a million rows."""
+    if not pa.types.is_dictionary(column.type):
+        yield column
+        return
+    sizes = compute.fill_null(compute.binary_length(column.dictionary).take(column.indices), 0).to_numpy()
+    group = np.cumsum(sizes, dtype=np.int64) // _MOST_BYTES
+    for first, end in pairwise([0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(column)]):
+        yield column.slice(first, end - first).dictionary_decode()
 
 
 def _uncompressed(file: Any, name: str) -> Any:
@@ -145,10 +167,15 @@ def _check_columns(column: str, columns: Iterable[str], name: str) -> None:
 
 
 def _of_parquet(file: Any, name: str, column: str) -> Iterator[pa.Array]:
-    table = parquet.ParquetFile(file, pre_buffer=True)
-    _check_columns(column, table.schema_arrow.names, name)
+    facts_of_file = parquet.ParquetFile(file)
+    _check_columns(column, facts_of_file.schema_arrow.names, name)
+    # With its dictionary, each text is in memory once.
+    table = parquet.ParquetFile(file, metadata=facts_of_file.metadata, pre_buffer=True, read_dictionary=[column])
     for group in range(table.num_row_groups):
-        for batch in table.iter_batches(_MOST_ROWS, row_groups=[group], columns=[column]):
+        facts = table.metadata.row_group(group)
+        mean = max(1, facts.total_byte_size // max(1, facts.num_rows))
+        n_rows = min(max(1, _MOST_BYTES // mean), _MOST_ROWS)
+        for batch in table.iter_batches(n_rows, row_groups=[group], columns=[column]):
             yield batch.column(0)
 
 

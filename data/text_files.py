@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import json
 import os
-import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from typing_extensions import override
 from ..errors import RunError, UsageError
 from ..files import check_file, read_bytes, reason_of
 from .bad_rows import of_short_lines
-from .cache import build_once, facts_of_files, file_states, fingerprint, takes_files
+from .cache import build_once, facts_of_files, file_states, fingerprint, room_check, takes_files
 from .config import COMPRESSIONS, DataConfig, corpus_suffix
 from .documents import (
     OUT,
@@ -92,16 +91,10 @@ def unpacked(path: Path, cache_dir: Path) -> Path:
     name = path.stem
 
     def build(scratch: Path) -> dict[str, Any]:
-        # A file of a megabyte may hold a thousand; nothing but its reading says so.
-        free, n_bytes = shutil.disk_usage(scratch).free, 0
+        check_room = room_check(cache_dir)
         with (scratch / name).open("wb") as file:
             for block in of_short_lines(path, content_blocks(path)):
-                n_bytes += len(block)
-                if n_bytes > free // 2:
-                    raise RunError(
-                        f"{path}: takes more than half of the {free / 1e9:,.1f} GB free in {cache_dir} when it is "
-                        "unpacked; free some, or set data.cache_dir elsewhere"
-                    )
+                check_room(path, len(block))
                 file.write(block)
         return {"files": facts_of_files(scratch)}
 

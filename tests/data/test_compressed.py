@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+from pyarrow import parquet
 
+from birthmark.data import text_columns
 from birthmark.data.config import DataConfig, corpus_suffix
 from birthmark.data.corpora import open_corpus
 from birthmark.errors import RunError, UsageError
@@ -89,6 +91,41 @@ def test_a_compressed_table_is_none_that_is_read(config, tmp_path):
     problems = replace(config, path=str(tmp_path / "a.parquet.gz")).problems()
     assert ["of no known kind" in problem for problem in problems] == [True]
     assert [corpus_suffix(n) for n in ("A.TXT.GZ", "b.jsonl.zst", "c.gz", "d.py")] == [".txt", ".jsonl", ".gz", ".py"]
+
+
+def test_a_small_table_that_holds_much_is_refused_and_leaves_no_copy(config, tmp_path, monkeypatch):
+    """40 texts of 1 MB in 3 kB: each is the same entry of the dictionary."""
+    text, file, disk = "hello world " * 87_000, tmp_path / "x.parquet", shutil.disk_usage(tmp_path)
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 40, pyarrow.int32()), [text])
+    parquet.write_table(pyarrow.table({"text": column}), file, compression="zstd")
+    assert file.stat().st_size < 20_000
+    config = replace(config, path=str(file))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk._replace(free=70_000_000))
+    with pytest.raises(RunError, match=r"x\.parquet: takes more than half of the 0\.1 GB free in .*cache.* when it is"):
+        _ = open_corpus(config)._dataset
+    assert {path.suffix for path in Path(config.cache_dir).rglob("*") if path.is_file()} <= {".lock", ".json"}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk._replace(free=100_000_000))
+    assert set(open_corpus(config)._dataset.with_format("arrow")[:]["text"].to_pylist()) == {text.encode()}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_dictionary_is_taken_apart_in_portions(suffix, tmp_path, monkeypatch):
+    """With nulls, and texts of all lengths; against Arrow's reading of the whole."""
+    monkeypatch.setattr(text_columns, "_MOST_BYTES", 1 << 16)
+    texts = pyarrow.array([None if suffix == ".arrow" else "a", "", "b", "c" * (1 << 15), "d" * (1 << 17)])
+    places = [3, 0, 1, None, 4, 2, 3, 3, 3, 2, 4, 4, 1] + [2] * 3000 + [3]
+    table = pyarrow.table({"text": pyarrow.DictionaryArray.from_arrays(pyarrow.array(places, pyarrow.int32()), texts)})
+    file = tmp_path / f"x{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(table, file)
+    else:
+        with pyarrow.ipc.new_file(file, table.schema) as out:
+            out.write_table(table)
+    portions = list(text_columns.read_column(file.name, str(file), suffix, "text"))
+    assert max(part.nbytes for part in portions) < (1 << 17) + (1 << 16)
+    assert [row for part in portions for row in part.to_pylist()] == [
+        None if place is None or (text := texts[place].as_py()) is None else text.encode() for place in places
+    ]
 
 
 def test_a_small_file_that_holds_much_is_refused_and_leaves_no_copy(config, tmp_path, monkeypatch):

@@ -249,7 +249,9 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_steps_that_would_fill_the_memory_are_refused_before_they_run(name):
-    with pytest.raises(UsageError, match=r"^data.tokenizer: 'tokenizer.json' (may write|.* the key 'normalizer' twice)"):
+    with pytest.raises(
+        UsageError, match=r"^data.tokenizer: 'tokenizer.json' (may write|.* the key 'normalizer' twice)"
+    ):
         TextTokenizer(BOMBS[name].encode())
 
 
