@@ -69,7 +69,7 @@ def trained(tiny, tmp_path_factory):
             return kept(self, path, *args, **more)
 
         watched.setattr(MemoryFileSystem, "_open", watch)
-        watched.setattr(remote.Store, "_within", lambda self, work: work(lambda: None))
+        watched.setattr(remote.Store, "_within", lambda self, work: work(lambda more=None: None))
         fields = {
             "trainer.checkpoint_to": URL,
             "trainer.keep_last": 2,
