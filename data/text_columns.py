@@ -167,16 +167,27 @@ def _check_columns(column: str, columns: Iterable[str], name: str) -> None:
 
 
 def _of_parquet(file: Any, name: str, column: str) -> Iterator[pa.Array]:
-    facts_of_file = parquet.ParquetFile(file)
-    _check_columns(column, facts_of_file.schema_arrow.names, name)
-    # With its dictionary, each text is in memory once.
-    table = parquet.ParquetFile(file, metadata=facts_of_file.metadata, pre_buffer=True, read_dictionary=[column])
-    for group in range(table.num_row_groups):
-        facts = table.metadata.row_group(group)
+    plain = parquet.ParquetFile(file, pre_buffer=True)
+    _check_columns(column, plain.schema_arrow.names, name)
+    # Each text is in memory once, and reading takes twice as long.
+    by_dictionary = parquet.ParquetFile(file, metadata=plain.metadata, read_dictionary=[column])
+    for group in range(plain.num_row_groups):
+        facts = plain.metadata.row_group(group)
         mean = max(1, facts.total_byte_size // max(1, facts.num_rows))
         n_rows = min(max(1, _MOST_BYTES // mean), _MOST_ROWS)
+        # A group has one dictionary, before its rows.
+        first = next(by_dictionary.iter_batches(1, row_groups=[group], columns=[column]), None)
+        is_small = first is None or _longest_text(first.column(0)) * n_rows <= 4 * _MOST_BYTES
+        table = plain if is_small else by_dictionary
         for batch in table.iter_batches(n_rows, row_groups=[group], columns=[column]):
             yield batch.column(0)
+
+
+def _longest_text(column: pa.Array) -> int:
+    """Return the bytes of the longest text of a column's dictionary; 0 without one."""
+    if not pa.types.is_dictionary(column.type):
+        return 0
+    return compute.max(compute.binary_length(column.dictionary)).as_py() or 0
 
 
 def _of_arrow(file: Any, name: str, column: str) -> Iterator[pa.Array]:
