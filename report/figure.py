@@ -19,7 +19,7 @@ from ..findings.formatting import format_value, shorten
 from ..findings.run_history import read_runs
 from ..measure.records import RunDir
 from .charts.scales import DEPTH, Scale, tick_text
-from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, axis_title
+from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, axis_title, roles_of
 from .charts.stills import (
     PALE,
     Across,
@@ -43,7 +43,6 @@ from .pictures.style import (
     INK,
     MUTED,
     PAPER,
-    RUN_COLOURS,
     THEME,
     add_legend,
     figure_style,
@@ -260,7 +259,7 @@ def _draw_curves(
     """Draw the lines of a panel, in small panels if it has them."""
     named = any("text" in series.axes for series in panel.series)
     lines = paths_of(panel) if named else _widest_bands(lines_of(panel))
-    outstanding = _outstanding(lines, losses) if len(runs) > len(RUN_COLOURS) else {}
+    outstanding = _outstanding(lines, losses or [math.nan] * len(runs))
     if outstanding:
         lines = [_among_many(line, list(outstanding)) for line in lines]
     facets = facets_of(lines)
@@ -317,17 +316,15 @@ def _widest_bands(lines: Iterable[Line]) -> list[Line]:
 
 
 def _outstanding(lines: Sequence[Line], losses: Sequence[float]) -> dict[int, str]:
-    """Return the runs that stand out among many with what they are: the first, and those with the least and the largest
-    last validation loss or, where there is none, last value of the panel.
+    """Return the runs that stand out among many with their roles, by the last validation loss or, where there is none,
+    by the panel's last value.
     """
-    words, last = ("best", "worst"), dict(enumerate(losses))
-    if not np.isfinite(losses).any():
-        words, last = ("lowest", "highest"), {line.run: float(line.y[-1]) for line in lines if line.run is not None}
-    last = {run: value for run, value in last.items() if math.isfinite(value)}
-    found = {0: ["first"]}
-    for word, choose in zip(words, (min, max), strict=True) if last else ():
-        found.setdefault(choose(last, key=lambda run: last[run]), []).append(word)
-    return {run: ", ".join(said) for run, said in sorted(found.items())}
+    if np.isfinite(losses).any():
+        roles = roles_of(losses)
+    else:
+        last = {line.run: float(line.y[-1]) for line in lines}
+        roles = roles_of([last.get(run, math.nan) for run in range(len(losses))], "lowest", "highest")
+    return {run: role for run, role in enumerate(roles) if role}
 
 
 def _among_many(line: Line, outstanding: Sequence[int]) -> Line:

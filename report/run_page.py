@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from math import isfinite, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,8 @@ from ..findings.run_history import RunHistory, read_runs
 from ..measure.records import RunDir
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, render_page
 from .charts.run_panels import panels_of_runs
-from .charts.specs import ChartPanel, PageRun, colours_of
+from .charts.specs import ChartPanel, PageRun, colours_of, roles_of
 from .html_page import colour_variable, navigation, write_page
-from .pictures.style import RUN_COLOURS
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
 from .sections.section import csv_numbers
@@ -43,19 +42,8 @@ _OPEN_FINDINGS = 2
 """Runs whose verdicts stand open; those of more are folded, a line for each run."""
 
 
-def roles_of(runs: Sequence[RunHistory]) -> list[str]:
-    """Name the runs that stand out where there are more than colours: the first, and the best and the worst by their
-    last validation loss; "" for others, and where every run has a colour.
-    """
-    roles: list[list[str]] = [[] for _ in runs]
-    if len(runs) > len(RUN_COLOURS):
-        last = [(run.series("val/loss")[1] or [nan])[-1] for run in runs]
-        known = [run for run, loss in enumerate(last) if isfinite(loss)]
-        roles[0].append("first")
-        for choose, role in ((min, "best"), (max, "worst")):
-            if known:
-                roles[choose(known, key=last.__getitem__)].append(role)
-    return [", ".join(words) for words in roles]
+def _roles_of(runs: Sequence[RunHistory]) -> list[str]:
+    return roles_of([(run.series("val/loss")[1] or [nan])[-1] for run in runs])
 
 
 def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRun]:
@@ -71,7 +59,7 @@ def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRu
             role,
         )
         for run, group, is_first, role in zip(
-            runs, comparison.groups, comparison.first_of_seed, roles_of(runs), strict=True
+            runs, comparison.groups, comparison.first_of_seed, _roles_of(runs), strict=True
         )
     ]
 
@@ -155,7 +143,7 @@ def _swatch(colour: int | None) -> Markup:
 def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
     """Show where the configs differ: a line for each run, or for each field if there are more fields than runs."""
     values = [[printable(value or MISSING) for value in row] for row in comparison.values]
-    names = [_swatch(colour) + escape(run.name) for run, colour in zip(runs, colours_of(roles_of(runs)), strict=True)]
+    names = [_swatch(colour) + escape(run.name) for run, colour in zip(runs, colours_of(_roles_of(runs)), strict=True)]
     if len(comparison.fields) > max(len(runs), 4):
         titles, rows = ["field", *(run.name for run in runs)], list(zip(comparison.fields, *values, strict=True))
     else:
@@ -176,7 +164,7 @@ def _findings(runs: Sequence[RunHistory], places: Mapping[str, str], *, x_log: b
     """Build the findings of every run, in sentences."""
     blocks: list[Block] = []
     said: list[Verdict] = []
-    for run, colour in zip(runs, colours_of(roles_of(runs)), strict=True):
+    for run, colour in zip(runs, colours_of(_roles_of(runs)), strict=True):
         shown = [verdict for verdict in verdicts(run) if verdict.headline]
         said += shown
         found = [
@@ -289,7 +277,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     chain, mark = navigation(sections, moments)
     values: dict[str, Any] = {
         "runs": page_runs(histories, comparison),
-        "colours": colours_of(roles_of(histories)),
+        "colours": colours_of(_roles_of(histories)),
         "histories": histories,
         "sections": sections,
         "strips": [run_figures(run) for run in histories],

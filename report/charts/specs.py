@@ -17,6 +17,7 @@ from ...findings.formatting import one_line
 from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
+from ..pictures.style import RUN_COLOURS
 
 Look = Literal["solid", "dashed", "dotted", "control", "band", "dots"]
 """Look of a line. ``control`` is the grey level for comparison, ``band`` the area from its negative to itself, ``dots``
@@ -316,6 +317,19 @@ class PageRun:
         tokens = {str(step): int(n) for step, n in (self.tokens or {}).items()}
         found: dict[str, Any] = {"name": self.name, "group": self.group, "start": self.start}
         return found | ({"tokens": tokens} if tokens else {}) | ({"role": self.role} if self.role else {})
+
+
+def roles_of(values: Sequence[float], least: str = "best", largest: str = "worst") -> list[str]:
+    """Name the runs that stand out where there are more than colours: the first, and those of the least and the largest
+    finite value, by default of the last validation loss; "" for others, and where every run has a colour.
+    """
+    roles: list[list[str]] = [[] for _ in values]
+    if len(values) > len(RUN_COLOURS):
+        roles[0].append("first")
+        finite = [run for run, value in enumerate(values) if math.isfinite(value)]
+        for choose, role in ((min, least), (max, largest)) if finite else ():
+            roles[choose(finite, key=values.__getitem__)].append(role)
+    return [", ".join(words) for words in roles]
 
 
 def colours_of(roles: Sequence[str]) -> list[int | None]:
