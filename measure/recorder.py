@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
@@ -306,7 +307,7 @@ class SnapshotRecorder:
     ) -> None:
         self.borders, self.init_from = borders, init_from
         self.run, self.config = RunDir(Path(dirpath)), config or SnapshotConfig()
-        self.probes = dict(probes or {})
+        given_probes = dict(probes or {})
         self.text, self.tokenizer = text, tokenizer
         self.newborn, self.init_seed, self.given = newborn, init_seed, birth
         self.token_texts, self.tokens_per_step = token_texts, tokens_per_step
@@ -314,9 +315,9 @@ class SnapshotRecorder:
         problems += [
             f"snapshot.probes has {name!r}: give its token ids, probes={{{name!r}: …}}"
             for name in self.config.probes or ()
-            if name != "random" and name not in self.probes and not (name == "text" and text is not None)
+            if name != "random" and name not in given_probes and not (name == "text" and text is not None)
         ]
-        if text is not None and "text" in self.probes:
+        if text is not None and "text" in given_probes:
             problems.append("text and probes={'text': …} say both what to measure on: give one of them")
         if (newborn is None) != (init_seed is None):
             problems.append("newborn and init_seed go together: give both, or none")
@@ -324,9 +325,8 @@ class SnapshotRecorder:
             problems.append(f"{dirpath}: holds a run of its own; give another folder")
         if problems:
             raise UsageError("; ".join(problems))
-        self.users_probes = {name: _token_ids(name, given) for name, given in self.probes.items()}
-        self.probes = dict(self.users_probes)
-        """Probes as the model reads them, with the drawn one."""
+        self.users_probes = {name: _token_ids(name, given) for name, given in given_probes.items()}
+        self._probes = dict(self.users_probes)
         self.metrics = find_metrics([*self.config.metrics, *metrics])
         self.birth: BirthReference | None = None
         self.strangers: list[BirthReference] = []
@@ -337,8 +337,15 @@ class SnapshotRecorder:
         self._looked = False
         self._seq_len = self.config.seq_len
         self._n_tokens: int | None = None
-        self._token_texts = token_texts
+        self._tokenizer_texts: TokenTexts | None = None
+        self._birth_probe: str | None = None
+        """Digest of the random probe that the birth was measured on."""
         self._seen: _Seen | None = None
+
+    @property
+    def probes(self) -> Mapping[str, np.ndarray]:
+        """Probes as the model reads them, with the drawn one."""
+        return MappingProxyType(self._probes)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the model, which is looked at anew."""
@@ -398,7 +405,7 @@ class SnapshotRecorder:
             _agreed(lambda: self._find_references(seen, step), blamed)
         start = time.perf_counter()
         by_probe: dict[str, Measurement] = {}
-        for name in self.probes:
+        for name in self._probes:
             drops = None if name == "random" else absent
             found = _part(partial(self._measure, seen, name, step, absent), None, drops, blamed)
             if found is not None:
@@ -432,23 +439,25 @@ class SnapshotRecorder:
             if problems := config.problems():
                 raise UsageError("; ".join(problems))
             self._seen, self._looked, self._seq_len = None, False, config.seq_len
-            self.probes, self.dropped, self._token_texts = dict(self.users_probes), {}, self.token_texts
+            if step == 0:
+                self._birth_probe = None  # the birth of an earlier training is none of this one's
+            self._probes, self.dropped, self._tokenizer_texts = dict(self.users_probes), {}, None
             vocab_size = seen.config.vocab_size
             self._shorten(seen.config.position_limit)
             misfits = {
                 name: why
-                for name, given in self.probes.items()
+                for name, given in self._probes.items()
                 if (why := _misfit(name, given, vocab_size)) is not None
             }
             if misfits and not (drops and "random" not in misfits):
                 raise UsageError("; ".join(misfits.values()))
             self.dropped = misfits
-            self.probes = {name: given for name, given in self.probes.items() if name not in misfits}
-            if "random" not in self.probes:
+            self._probes = {name: given for name, given in self._probes.items() if name not in misfits}
+            if "random" not in self._probes:
                 ids = self._drawn_ids(vocab_size, step)
                 self._n_tokens = None if ids is None else len(ids)
                 drawn = random_probe(vocab_size, config.n_sequences, self._seq_len, config.probe_seed, ids)
-                self.probes = {"random": drawn, **self.probes}
+                self._probes = {"random": drawn, **self._probes}
             try:
                 if self.tokenizer is not None:
                     self._read_text(vocab_size)
@@ -458,7 +467,7 @@ class SnapshotRecorder:
                 if not drops:
                     raise
                 self.dropped["text"] = str(error)
-            looked = look(seen, self.probes["random"].shape[1]) if isinstance(seen, HFModel) else None
+            looked = look(seen, self._probes["random"].shape[1]) if isinstance(seen, HFModel) else None
             self._seen = _Seen(weakref.ref(model), seen.config, looked)
         elif isinstance(seen, HFModel) and self._seen.looked is not None:
             seen.remember(self._seen.looked)
@@ -484,8 +493,8 @@ class SnapshotRecorder:
         """Shorten probes to the positions of the model, with a message for each longer one."""
         if longest is None:
             return
-        lengths = {f"probes {name!r}": given.shape[1] for name, given in self.probes.items()}
-        if "random" not in self.probes:
+        lengths = {f"probes {name!r}": given.shape[1] for name, given in self._probes.items()}
+        if "random" not in self._probes:
             lengths["the random probe"] = self._seq_len
         for what, length in lengths.items():
             if length > longest and rank_of_process() == 0:
@@ -494,19 +503,21 @@ class SnapshotRecorder:
                     stacklevel=7,
                 )
         self._seq_len = min(self._seq_len, longest)
-        self.probes = {name: given[:, :longest] for name, given in self.probes.items()}
+        self._probes = {name: given[:, :longest] for name, given in self._probes.items()}
 
     def _read_text(self, vocab_size: int) -> None:
         """Use the tokenizer: prepare passages of the text, and texts of tokens."""
         tokenizer = TextTokenizer.of(self.tokenizer)
-        self._token_texts = self.token_texts or tokenizer.token_texts
-        if self.text is not None and "text" not in self.probes:
-            n_sequences, seq_len = self.probes["random"].shape
-            self.probes["text"] = passage_probe(self.text, tokenizer, n_sequences, seq_len, vocab_size)
+        self._tokenizer_texts = tokenizer.token_texts
+        if self.text is not None and "text" not in self._probes:
+            n_sequences, seq_len = self._probes["random"].shape
+            self._probes["text"] = passage_probe(self.text, tokenizer, n_sequences, seq_len, vocab_size)
 
     # ---------------------------------------------------------------- what is compared with
 
     def _find_references(self, model: Decoder | HFModel, step: int) -> None:
+        # A training may hand over another object at each step, such as a merged copy.
+        held = self.birth if step > 0 and self._is_birth_of(model) else None
         self.birth, self.strangers = self.given, []
         if self.given is None and (stored := from_rank_zero(lambda: self._stored_references(model, step))) is not None:
             self.birth, *self.strangers = stored
@@ -518,14 +529,23 @@ class SnapshotRecorder:
         elif step == 0:
             from_rank_zero(self._put_aside)
             self.birth = self.birth or self._reference(model)
-        self._looked = True
+        else:
+            self.birth = self.birth or held
+        self._birth_probe, self._looked = probe_digest(self._probes["random"]), True
+
+    def _is_birth_of(self, model: Decoder | HFModel) -> bool:
+        """Return True if the birth that is held has a model's shapes and was measured on the present probe."""
+        if self.birth is None or self._birth_probe != probe_digest(self._probes["random"]):
+            return False
+        sizes = (model.config.n_layers + 1, model.config.d_model), (model.config.vocab_size,)
+        return (self.birth.direction.shape, self.birth.mean_prob.shape) == sizes
 
     def _newborn(self, model: Decoder | HFModel, init_seed: int) -> Decoder | HFModel:
         assert self.newborn is not None
         return measurable(self.newborn(init_seed)).to(model.device)
 
     def _reference(self, model: Decoder | HFModel) -> BirthReference:
-        return birth_reference(model, self.probes["random"], self.config.batch_size, self.config.attention_weights)
+        return birth_reference(model, self._probes["random"], self.config.batch_size, self.config.attention_weights)
 
     def _stored_references(self, model: Decoder | HFModel, step: int) -> list[BirthReference] | None:
         """Read birth and strangers from the snapshot of step 0; None without one."""
@@ -535,7 +555,7 @@ class SnapshotRecorder:
         stored, config = Snapshot.read(folder), model.config
         arrays = stored.arrays
         shapes = [arrays[name].shape if name in arrays else None for name in ("mean_direction", "mean_prob")]
-        measured, asked = stored.summary.get("probe", {}), self.probes["random"]
+        measured, asked = stored.summary.get("probe", {}), self._probes["random"]
         facts = {"n_sequences": asked.shape[0], "seq_len": asked.shape[1], "probe_seed": self.config.probe_seed}
         # Snapshots of earlier versions have no digest.
         facts |= {"digest": probe_digest(asked)} if "digest" in measured else {}
@@ -558,7 +578,7 @@ class SnapshotRecorder:
     # ---------------------------------------------------------------- one snapshot
 
     def _measure(self, model: Decoder | HFModel, probe: str, step: int, absent: list[str] | None = None) -> Measurement:
-        tokens_NT = self.probes[probe]
+        tokens_NT = self._probes[probe]
         # The sequences of a random probe are one document each, whatever tokens they hold.
         borders = None if probe == "random" else self.borders
         documents_NT = None if borders is None else borders.documents(torch.from_numpy(tokens_NT)).numpy()
@@ -589,7 +609,7 @@ class SnapshotRecorder:
             # A metric of the user's that fails, and gradients, are missed alone.
             whole = _part(partial(measured, self.metrics), None, absent if self.metrics else None, blamed)
             found = measured([]) if whole is None else whole
-            if self.config.gradients and probe == ("text" if "text" in self.probes else "random"):
+            if self.config.gradients and probe == ("text" if "text" in self._probes else "random"):
                 found = _part(with_gradient, found, absent, blamed)
             return found
         except RunError as error:
@@ -606,13 +626,13 @@ class SnapshotRecorder:
         snapshot = snapshot_of(
             model,
             by_probe["random"],
-            self.probes["random"],
+            self._probes["random"],
             self.config.probe_seed,
             about={name: value for name, value in about.items() if value is not None},
             seconds=seconds,
             birth=self.birth,
             top_k=self.config.top_k,
-            token_texts=self._token_texts,
+            token_texts=self.token_texts or self._tokenizer_texts,
             n_tokens=self._n_tokens,
         )
         if step == 0 and self.newborn is not None:
@@ -621,7 +641,9 @@ class SnapshotRecorder:
             snapshot = _with_arrays(snapshot, {"stranger_direction": directions, "stranger_mean_prob": probs})
         for name, found in by_probe.items():
             if name != "random":
-                snapshot = add_probe(snapshot, name, found, self._token_texts, self.probes[name])
+                snapshot = add_probe(
+                    snapshot, name, found, self.token_texts or self._tokenizer_texts, self._probes[name]
+                )
         return snapshot
 
 

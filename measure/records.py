@@ -487,7 +487,8 @@ class RunDir:
         """Remove half-written files of an earlier process; the caller holds the run's lock."""
         for folder in (self.path / "checkpoints", self.path / "snapshots"):
             remove_leftovers(folder, "step-*")
-        for file in self.files:
+        # Commands write the others without the lock, while a run starts too.
+        for file in {*self.files} - {self.report, self.certificate}:
             remove_leftovers(self.path, file.name)
 
     @classmethod

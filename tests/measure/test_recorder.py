@@ -156,6 +156,28 @@ def test_in_a_second_training_a_recorder_measures_as_a_new_one_does(their_config
         recorder.take(resized, 1)
 
 
+def test_texts_may_be_given_between_snapshots_and_probes_may_not(llama, small_probe, tmp_path):
+    recorder, model = SnapshotRecorder(tmp_path, small_probe), llama()
+    recorder.take(model, 0)
+    with pytest.raises(TypeError):
+        recorder.probes["mine"] = np.full((2, 6), 3)
+    recorder.token_texts = lambda ids: [f"t{token}" for token in ids]
+    texts = [row["text"] for row in recorder.take(model, 1).summary["top_tokens"]]
+    assert all(text.startswith("t") for text in texts)
+
+
+def test_copies_of_one_model_are_compared_with_the_birth_that_was_not_written(llama, small_probe, tmp_path):
+    recorder, model = SnapshotRecorder(tmp_path / "copies", small_probe), llama()
+    reference = SnapshotRecorder(tmp_path / "one", small_probe)
+    reference.take(model, 0)
+    recorder.take_if_possible(model, 0, writes=False)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)
+    found = recorder.take_if_possible(copy.deepcopy(model), 1)
+    assert found.bias == reference.take(model, 1).bias
+    assert "rank_persistence" in found.bias
+
+
 def test_a_recorder_neither_keeps_its_model_alive_nor_pickles_it(llama, small_probe, tmp_path):
     recorder, model = SnapshotRecorder(tmp_path, small_probe), llama()
     birth = recorder.take(model, 0)
