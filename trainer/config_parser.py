@@ -17,7 +17,7 @@ import jsonargparse._loaders_dumpers
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
-from ..models.config import dotted
+from ..models.config import dotted, nested
 from ..schema import SchemaError, converted, quoted
 from ..yaml_files import ValueLoader, parse_yaml
 from .by_name.shipped_configs import find_config, shipped_configs
@@ -81,8 +81,11 @@ class ConfigFile(ActionConfigFile):
         """Add the file's fields to those before it."""
         file = find_config(values)
         where = f"--config {values}: "
-        _check_values(where, known_fields(where, read_config_yaml(file)))
-        self.apply_config(parser, cfg, self.dest, str(file))
+        fields = known_fields(where, read_config_yaml(file))
+        _check_values(where, fields)
+        # The library's own reading of a file takes the last spelling of a group for all of it.
+        cfg.update(parser.parse_object(nested(fields), env=False, defaults=False))
+        cfg[self.dest] = [*(cfg.get(self.dest) or []), str(file)]
 
     def completer(self, prefix: str, **kwargs: Any) -> list[str]:
         """List files and names that begin with ``prefix``, for the shell."""

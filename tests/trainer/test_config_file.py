@@ -10,7 +10,7 @@ import yaml
 from birthmark.errors import UsageError
 from birthmark.models.config import dotted, nested
 from birthmark.trainer.config import RunConfig
-from birthmark.trainer.config_file import build_config, read_config
+from birthmark.trainer.config_file import build_config, config_of, read_config
 from birthmark.trainer.config_parser import Parser, add_run_fields, field_kinds, field_value, listed_config
 
 
@@ -156,6 +156,28 @@ def test_the_command_line_refuses_the_same_in_a_file_and_names_the_place_in_an_o
             words, message = ["--config", str(file)], f"--config {file}: {message}"
         with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
             parser.parse_args(words)
+
+
+#: One group in two spellings, for which the parser's own reading of a file takes the later one alone.
+SPELT_TWICE = [
+    "trainer.max_steps: 5\ntrainer: {micro_batch_size: 8}",
+    "trainer: {micro_batch_size: 8}\ntrainer.max_steps: 5",
+    "model.attention.window: 4\nmodel: {d_model: 64}",
+    "model: {attention: {window: 4}}\nmodel.attention: {gate: head}",
+    "model.attention: {gate: head}\nmodel: {d_model: 64, attention.window: 4}",
+]
+
+
+def test_a_group_in_two_spellings_is_one_group_on_the_command_line_too(tmp_path):
+    """A run of five steps trained a thousand: only `read_config` kept both."""
+    parser, file = Parser(), tmp_path / "twice.yaml"
+    add_run_fields(parser)
+    for text in SPELT_TWICE:
+        file.write_text(text)
+        found = config_of(parser.parse_args(["--config", str(file), "--init_seed", "3"]))
+        assert found == read_config(file, {"init_seed": 3}), text
+        names = dotted(yaml.safe_load(text))
+        assert {name: dotted(dataclasses.asdict(found))[name] for name in names} == names
 
 
 def test_an_empty_group_changes_nothing(file):
