@@ -40,6 +40,14 @@ def search_path(entries: Iterable[str]) -> str:
     return os.pathsep.join(str(Path(entry).absolute()) for entry in entries if entry)
 
 
+def stop_signals(*names: str) -> list[signal.Signals]:
+    """Return the signals of these names that ask this process to stop: Windows lacks some, and under nohup SIGHUP is
+    ignored, so that a process outlives its terminal.
+    """
+    found = [number for number in signal.Signals if number.name in names]
+    return [one for one in found if one.name != "SIGHUP" or signal.getsignal(one) != signal.SIG_IGN]
+
+
 #: Option of Linux's prctl: the signal that a process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1
 

@@ -15,11 +15,12 @@ from types import FrameType
 
 import lightning as L
 
+from ..child_python import stop_signals
 from ..measure.ranks import begin_max_over_ranks, world_size
 from .milestones import StepCallback
 
-# SLURM is asked to send SIGUSR1 before a job's time is over. Windows lacks it, and SIGHUP.
-_STOPS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")]
+# SLURM is asked to send SIGUSR1 before a job's time is over.
+_STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 
 _Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
@@ -57,9 +58,7 @@ class StopOnSignal(StepCallback):
 
     def listen(self) -> AbstractContextManager[None]:
         """Listen for signals within the context, around the training and its closing."""
-        # nohup ignores SIGHUP, so that a run outlives its terminal.
-        kept = [number for number in _STOPS if number.name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN]
-        return _handled_by(self._handle, [number for number in _STOPS if number not in kept])
+        return _handled_by(self._handle, stop_signals(*_STOPS))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take SIGTERM back from Lightning, whose handler joins a collective at any point of the process."""
@@ -91,4 +90,4 @@ def _handled_by(handler: _Handler, numbers: Iterable[signal.Signals]) -> Iterato
 
 def stopped_already() -> AbstractContextManager[None]:
     """Ignore all stop signals except Ctrl-C, around the short work after a stop."""
-    return _handled_by(signal.SIG_IGN, [number for number in _STOPS if number != signal.SIGINT])
+    return _handled_by(signal.SIG_IGN, stop_signals(*_STOPS[1:]))

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from ..child_python import stop_signals
 from ..errors import INTERRUPTED_STATUS, USAGE_STATUS
 from .cli import unless_interrupted
 
@@ -113,7 +114,7 @@ def _problem(run: ModuleType) -> str:
 def _run() -> int:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    if not stop_signals("SIGHUP"):
         os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException

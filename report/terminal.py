@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -48,23 +49,27 @@ def say(console: Console, text: str, *, title: str = "", style: str = "", wrappe
 
 
 class RunConsole(Console):
-    """Console of a run: when nobody can read it any more it says so once on standard error, and the run goes on."""
+    """Console of a run, or of a study: when nobody can read it any more it says so once on standard error, and the work
+    goes on.
+    """
 
-    def __init__(self, log: Path, *, quiet: bool = False) -> None:
-        super().__init__(quiet=quiet)
-        self._log_file = log
+    def __init__(self, log: Path, *, work: str = "run", quiet: bool = False, stderr: bool = False) -> None:
+        super().__init__(quiet=quiet, stderr=stderr)
+        self._log_file, self._work = log, work
 
     def on_broken_pipe(self) -> None:
         """Leave the output, in place of the process."""
-        self._leave("nobody reads the output any more")
+        self._leave("nobody reads the output any more", f"the {self._work} goes on, ")
 
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
-        except OSError as error:  # a full disk behind standard output, a terminal that is gone
-            self._leave(f"the output cannot be written any more ({error.strerror})")
+        except OSError as error:
+            # A full disk stops no work; a terminal that is gone (EIO) does, unless nohup was used.
+            goes_on = "" if error.errno == errno.EIO else f"the {self._work} goes on, "
+            self._leave(f"the output cannot be written any more ({error.strerror})", goes_on)
 
-    def _leave(self, why: str) -> None:
+    def _leave(self, why: str, goes_on: str) -> None:
         """Write to nowhere from now on. If it wrote to the process's output, so does all else that would be printed,
         and what is left at Python's end.
         """
@@ -76,7 +81,7 @@ class RunConsole(Console):
                 os.dup2(nowhere, 1)
         try:
             # Past rich, whose bar puts itself in the place of standard error.
-            os.write(2, os.fsencode(f"birthmark: {why}; the run goes on, its log is {self._log_file}\n"))
+            os.write(2, os.fsencode(f"birthmark: {why}; {goes_on}its log is {self._log_file}\n"))
         except OSError:  # it went the same way, and later lines must not end the run
             os.dup2(nowhere, 2)
         os.close(nowhere)

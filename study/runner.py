@@ -19,11 +19,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ..child_python import python_command, python_environment
+from ..child_python import python_command, python_environment, stop_signals
 from ..errors import RunError, UsageError
 from ..files import write_text
 from ..models.user_classes import user_code_for_children
-from ..report.terminal import say
+from ..report.terminal import RunConsole, say
 from ..time_left import Pace, duration
 from ..trainer.saved_config import write_config
 from ..urls import credentials_for_children
@@ -75,6 +75,11 @@ def run_trials(
         RunError: another process runs one of the trials, and nobody is to wait.
     """
     return _Runner(trials, jobs, console, out, retries, wait=wait).run()
+
+
+def study_console(out: Path, *, stderr: bool = False) -> Console:
+    """Return a console of the study in a folder, on one of the process's outputs, whose loss ends no run."""
+    return RunConsole(out / "*" / "*.log", work="study", stderr=stderr)
 
 
 def run_as_asked(request: StudyRequest, out: Path, trials: Sequence[Trial], console: Console) -> list[Failure]:
@@ -129,7 +134,7 @@ class _Runner:
             TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
             # On a narrow terminal this column is the one that shrinks.
             TextColumn("{task.fields[current]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-            console=(shown := Console(stderr=True)),
+            console=(shown := study_console(out, stderr=True)),
             expand=True,
             disable=not shown.is_terminal,
             transient=True,
@@ -278,7 +283,7 @@ class _Runner:
         def handle(*_: object) -> None:
             self.signals += 1
 
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, handle) for number in stop_signals("SIGINT", "SIGTERM", "SIGHUP")}
         try:
             yield
         finally:

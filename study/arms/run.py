@@ -18,7 +18,7 @@ from ...report.compared_models import as_json, write_folder
 from ...report.terminal import bar, say
 from ...trainer.by_name.comparison import Comparer
 from ...trainer.by_name.loaded_model import load_named
-from ..runner import Failure, Outputs, end_study, leaves_results, run_as_asked
+from ..runner import Failure, Outputs, end_study, leaves_results, run_as_asked, study_console
 from ..study_file import StudyRequest
 from ..trials import Planned, Trial
 from .figure import draw_study
@@ -95,7 +95,7 @@ def run_arms(request: StudyRequest) -> list[Failure]:
         UsageError: the request, the file or an arm is impossible, or a folder holds another run; found before any run.
     """
     study, (_, out, trials) = _read(request), plan_arms(request)
-    console = Console()
+    console = study_console(out)
     failures = run_as_asked(request, out, trials, console)
     if leaves_results(request, trials):
         return failures

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 
 from ...metrics.seedprint import Fingerprint
 from ...report.charts.chart_page import Block, Fold, Heading, Panels, Prose, render_page
@@ -27,7 +26,7 @@ from ...report.pictures.style import (
     new_figure,
 )
 from ...report.terminal import bar
-from ..runner import Failure, Outputs, end_study, run_as_asked, run_trials
+from ..runner import Failure, Outputs, end_study, run_as_asked, run_trials, study_console
 from ..study_file import StudyRequest
 from ..trials import Planned, check_stored
 from .answer import kinship_matrix
@@ -229,7 +228,7 @@ def run_lineage(request: StudyRequest) -> list[Failure]:
         UsageError: the request, the file or a run is impossible, or a folder holds another run; found before any run.
     """
     out, trials = _plan(request)
-    console = Console()
+    console = study_console(out)
     failures = run_as_asked(request, out, trials.bases, console)
     if request.trial is not None:
         return failures  # one base; what builds on the bases is left to a call for all

@@ -19,7 +19,7 @@ from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, append_metrics
 from birthmark.models.birth import born, digest
 from birthmark.study.arms.trials import arm_trials, read_arm_study
-from birthmark.study.runner import last_line, last_logged_step, process_environment
+from birthmark.study.runner import _Runner, last_line, last_logged_step, process_environment, study_console
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.saved_config import write_config
 
@@ -165,6 +165,41 @@ def test_an_interrupt_stops_the_runs_with_a_checkpoint_and_they_can_be_summarise
     assert main(summary) == 0
     assert "| plain | 1/2 |" in (out / "table.md").read_text()
     assert main([*summary, "--set", "trainer.max_steps=10"]) == 2
+
+
+@pytest.mark.parametrize("under_nohup", [False, True])
+def test_a_lost_terminal_stops_a_study_and_under_nohup_does_not(tmp_path, under_nohup):
+    """It killed the study's process alone, and its runs trained on."""
+    runner, missed = _Runner([], 1, study_console(tmp_path), tmp_path, 0, wait=False), []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if under_nohup else lambda *_: missed.append(1))
+    try:
+        with runner._signals_caught():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (runner.signals, missed) == (not under_nohup, [])
+
+
+def test_a_study_goes_on_and_kills_no_run_when_its_terminal_cannot_be_written(tmp_path, python):
+    program = """if True:
+        import os, sys
+        from pathlib import Path
+        from birthmark.study.runner import _Runner, study_console
+        terminal, inner = os.openpty()
+        os.dup2(inner, int(sys.argv[1]))
+        os.close(inner)
+        os.close(terminal)
+        runner = _Runner([], 1, study_console(Path("out")), Path("out"), 0, wait=False)
+        for console in (runner.console, runner.bar.console):
+            console.print("a line")
+        print("as")
+        print("before", file=sys.stderr)
+    """
+    said = "birthmark: the output cannot be written any more (Input/output error); its log is out/*/*.log\n"
+    for lost, expected in (("1", ("", f"a line\n{said}before\n")), ("2", ("a line\nas\n", ""))):
+        done = subprocess.run([python, "-c", program, lost], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, expected[0]), done.stderr
+        assert sorted(done.stderr.splitlines()) == sorted(expected[1].splitlines())
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
