@@ -151,7 +151,7 @@ class _Arranged:
             # A key of a field that is a mapping.
             self.options.append([word, *([] if equals else _words(rest, 1))])
         elif "--set" in self.known and "." in name:
-            raise UsageError(f"--{unknown_fields([name])[0]}")
+            raise UsageError(f"--{next(iter(unknown_fields([name])), f'{name}: a group; give --{name}.FIELD VALUE')}")
         else:
             names = [*self.known, *self.by_name]
             raise UsageError(unknown_option(name, [one.lstrip("-") for one in names], self.parser.prog))

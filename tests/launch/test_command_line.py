@@ -135,6 +135,7 @@ def test_an_unknown_option_never_suggests_itself(command):
         ("doctor -n 3", "--n: no such option; see birthmark doctor --help"),
         ("doctor --confg demo", "--confg: no such option; did you mean --config?"),
         ("plan demo --n_gpus=1 --trainer.max_step=4", "--trainer.max_step: no such field; did you mean trainer."),
+        ("describe demo --model.attention {}", "--model.attention: a group; give --model.attention.FIELD VALUE"),
         ("pretrain demo --set trainer.max_steps", "--set trainer.max_steps: write FIELD=VALUE, as in"),
         ("pretrain --resume runs/x demo", "--resume takes the config of the run itself: leave --config out"),
         ("pretrain dmo", "dmo: no such file, nor a config that comes with the package; did you mean demo?"),
