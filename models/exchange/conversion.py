@@ -82,9 +82,9 @@ def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
     return content
 
 
-def obstacles(config: ModelConfig, family: Family) -> dict[str, tuple[Any, Any]]:
+def obstacles(config: ModelConfig, family: Family, *, cached: bool = True) -> dict[str, tuple[Any, Any]]:
     """Return the fields of ``config``, dotted, that ``family`` would change: (value in the config, value in the
-    family).
+    family); with ``cached`` also those that only its cache would change.
     """
     fields = _resolved(config)
     in_family = _architecture(ModelConfig()) | _fields(config_to_json(config, family), family, family.model_type)
@@ -97,20 +97,24 @@ def obstacles(config: ModelConfig, family: Family) -> dict[str, tuple[Any, Any]]
     }
     in_family |= {name: value for name, value in derived.items() if in_family[name] is None}
     # Its cache keeps the last 1 - window keys, and -0 are all of them.
-    if config.attention.window == 1 and "attention.window" in family.keys.values():
+    if cached and config.attention.window == 1 and "attention.window" in family.keys.values():
         in_family["attention.window"] = "at least 2"
     if config.d_model % config.n_heads and not family.any_head_dim:
         in_family["head_dim"] = f"{config.d_model}/{config.n_heads}"
     return {name: (value, in_family[name]) for name, value in fields.items() if in_family[name] != value}
 
 
-def family_of(config: ModelConfig) -> Family:
+def family_of(config: ModelConfig, *, cached: bool = True) -> Family:
     """Return the first family that expresses ``config`` exactly, except for its distribution at birth.
+
+    Args:
+        config: of the model.
+        cached: the family's cache is to be exact, too.
 
     Raises:
         UsageError: there is none; names the fields that keep the closest family from it.
     """
-    found = {family.model_type: obstacles(config, family) for family in FAMILIES}
+    found = {family.model_type: obstacles(config, family, cached=cached) for family in FAMILIES}
     closest = min(found, key=lambda name: len(found[name]))
     if fields := found[closest]:
         here = ", ".join(f"model.{name} {value}" for name, (value, _) in fields.items())

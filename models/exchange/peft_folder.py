@@ -45,7 +45,8 @@ def write_peft(model: Decoder, folder: Path, base: str) -> None:
         raise UsageError(
             f"adapter.kind {kind}: peft has no such kind; load it with birthmark, or train lora or prefix to export it"
         )
-    settings, tensors = _KINDS[kind](model, family_of(model.config))
+    # An adapter writes no base: a model that transformers has is its base, whatever the cache there does.
+    settings, tensors = _KINDS[kind](model, family_of(model.config, cached=False))
     folder.mkdir(parents=True)
     contiguous = {name: x.detach().float().contiguous() for name, x in tensors.items()}
     save_tensors(save_file, contiguous, folder / _TENSORS)

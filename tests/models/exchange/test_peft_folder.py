@@ -17,11 +17,13 @@ from birthmark.models.exchange.pretrained import load_pretrained, save_pretraine
 
 SIZES = {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48, "vocab_size": 61, "max_seq_len": 24}
 LLAMA = ModelConfig(**SIZES, n_kv_heads=2, mlp="swiglu")
+MISTRAL = replace(LLAMA, attention=AttentionConfig(window=1))
 QWEN3 = ModelConfig(**SIZES, n_kv_heads=2, mlp="swiglu", attention=AttentionConfig(qk_norm="head"))
 GPT2 = ModelConfig(**SIZES, norm="layernorm", positions="learned", bias=True, mlp="gelu_tanh", tie_embeddings=True)
 EVERY = ["attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down"]
 CASES = {
     "llama, lora": (LLAMA, AdapterConfig("lora", rank=3, alpha=5.0, maps=EVERY)),
+    "mistral of a window that is not exported, lora": (MISTRAL, AdapterConfig("lora", rank=2)),
     "qwen3, lora": (QWEN3, AdapterConfig("lora", rank=2)),
     "gpt2, lora of transposed maps": (GPT2, AdapterConfig("lora", rank=2, maps=["attn.o", "mlp.up", "mlp.down"])),
     "llama, prefix": (LLAMA, AdapterConfig("prefix", length=5)),
@@ -62,7 +64,11 @@ def test_peft_loads_an_adapter_on_the_exported_model_with_our_logits(theirs, tmp
     for name, (config, adapter) in CASES.items():
         model, folder = adapted(config, adapter), tmp_path / name
         folder.mkdir()
-        save_pretrained(born(config, 0), folder / "base")
+        exported = replace(config, attention=replace(config.attention, window=2)) if config is MISTRAL else config
+        save_pretrained(born(exported, 0), folder / "base")
+        if config is MISTRAL:
+            file = folder / "base" / "config.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"sliding_window": 1}))
         write_peft(model, folder / "adapter", str(folder / "base"))
         settings = json.loads((folder / "adapter" / "adapter_config.json").read_text())
         # peft sets it right where it is wrong, and warns.
