@@ -39,6 +39,7 @@ from ..models.birth import digest
 from ..models.decoder import Decoder
 from ..report.terminal import RunConsole, say
 from .checkpoints.folder_io import FolderCheckpointIO
+from .checkpoints.stored_tensors import open_checkpoint
 from .checkpoints.upload import Uploader
 from .config import RunConfig, TrainerConfig
 from .devices import growing_segments, keep_freed_memory
@@ -423,6 +424,9 @@ def pretrain(
         for line in _stream_lines(data.train) if isinstance(data.train, StreamSource) else []:
             tell(line)
         if start.step >= config.trainer.max_steps:
+            # No step loads the checkpoint; a damaged one is refused all the same, and leaves the config as it was.
+            if start.checkpoint is not None:
+                open_checkpoint(start.checkpoint)
             from_rank_zero(lambda: write_config(config, run.config))
             from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))
