@@ -47,8 +47,10 @@ class SchemaError(Exception):
     """The content differs from its schema: ``field: its value, and the expected type``."""
 
 
-def quoted(value: Any, limit: int = 60) -> str:
-    """Format ``value`` for a message: in one line, and short."""
+def quoted(value: Any, limit: int = 60, none: str = "None") -> str:
+    """Format ``value`` for a message: in one line, and short; ``none`` is the word for None where it was read."""
+    if value is None:
+        return none
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of very many digits"
     # Only the shown part of a large value is formatted.

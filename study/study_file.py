@@ -34,7 +34,7 @@ def read_fields(file: Path) -> dict[str, Any]:
     """Read the fields of a study file of any kind; UsageError names the file."""
     content = read_yaml(file)
     if not isinstance(content, dict):
-        raise UsageError(f"{file}: the file is {quoted(content)}; write fields as `name: value`")
+        raise UsageError(f"{file}: the file is {quoted(content, none='null')}; write fields as `name: value`")
     return content
 
 
@@ -46,7 +46,7 @@ class Reader:
 
     def wrong(self, field: str, value: Any, mend: str) -> UsageError:
         """Make the error to raise."""
-        return UsageError(f"{self.file}: {field} is {quoted(value)}: {mend}")
+        return UsageError(f"{self.file}: {field} is {quoted(value, none='null')}: {mend}")
 
     def known(self, fields: Mapping[str, Any], names: Sequence[str], prefix: str) -> None:
         """Refuse fields of other names; ``prefix`` is their group, with its dot."""

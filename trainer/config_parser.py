@@ -17,9 +17,10 @@ import jsonargparse._loaders_dumpers
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
+from ..files import user_path
 from ..models.config import dotted, nested
 from ..schema import SchemaError, converted, quoted
-from ..yaml_files import ValueLoader, parse_yaml
+from ..yaml_files import ValueLoader, parse_yaml, yaml_text
 from .by_name.shipped_configs import find_config, shipped_configs
 from .config import RunConfig
 from .saved_config import read_config_yaml
@@ -46,8 +47,9 @@ class Parser(ArgumentParser):
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse like the library, but refuse a number with more digits than a float has."""
-        words = list(args[0] if args and args[0] is not None else sys.argv[1:])
+        """Parse like the library, but refuse what it would ignore, and a number with more digits than a float has."""
+        words = list(self._normal_groups(args[0] if args and args[0] is not None else sys.argv[1:]))
+        args = (words, *args[1:])
         for name in {action.dest for action in self._actions} & _listed_fields().keys():
             for option in (name, f"{name}+"):
                 for value in _values_of(f"--{option}", words):
@@ -56,6 +58,24 @@ class Parser(ArgumentParser):
             return super().parse_args(*args, **kwargs)
         except OverflowError:
             raise UsageError("an option has a number of very many digits: give a smaller one") from None
+
+    def _normal_groups(self, words: Iterable[str]) -> Iterator[str]:
+        """Yield the words, with the values of groups checked as those of a file and each field in one spelling."""
+        fields = {action.dest for action in self._actions}
+        # Other commands have a --data without fields.
+        groups = {f"--{group}" for group in _groups() if any(name.startswith(f"{group}.") for name in fields)}
+        waiting = ""
+        for word in words:
+            option, equals, value = (waiting, "", word) if waiting else word.partition("=")
+            if option in groups and (equals or waiting):
+                yield f"{option}={_normal_group(option.removeprefix('--'), value)}"
+                waiting = ""
+            elif option in groups:
+                waiting = option
+            else:
+                yield word
+        if waiting:
+            yield waiting
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the message as one line, without a usage text."""
@@ -105,18 +125,18 @@ def known_fields(where: str, content: Any) -> dict[str, Any]:
             or a number is larger than any float; the message begins with ``where`` and names the field.
     """
     if not isinstance(content, Mapping):
-        raise UsageError(f"{where}the file is {quoted(content)}; {_GROUP_FORM}")
+        raise UsageError(f"{where}the file is {quoted(content, none='null')}; {_GROUP_FORM}")
     try:
         fields = dotted(content)
     except UsageError as error:
         raise UsageError(f"{where}{error}") from None
-    groups = set(_fields(RunConfig)) - field_kinds(RunConfig).keys()
+    groups = _groups()
     for name, value in fields.items():
         # Floats are smaller, and the parser would fail to make it one.
         if isinstance(value, int) and value.bit_length() > 128:
             raise UsageError(f"{where}{name} is {quoted(value)}: give a smaller one")
         if name in groups and not isinstance(value, Mapping):
-            raise UsageError(f"{where}{name} is {quoted(value)}; {_GROUP_FORM}")
+            raise UsageError(f"{where}{name} is {quoted(value, none='null')}; {_GROUP_FORM}")
         if name in _listed_fields():
             _check_listed(where, value, _listed_fields()[name], name)
     if unknown := unknown_fields(fields):
@@ -208,7 +228,7 @@ def _check_listed(where: str, content: Any, config: type, group: str) -> None:
     for i, entry in enumerate(content if isinstance(content, list) else [content]):
         place = f"{where}{group}[{i}]"
         if not isinstance(entry, dict):
-            raise UsageError(f"{place} is {quoted(entry)}: {form}")
+            raise UsageError(f"{place} is {quoted(entry, none='null')}: {form}")
         if missing := [name for name in required if entry.get(name) is None]:
             raise UsageError(f"{place}.{missing[0]}: missing; {form}")
         if unknown := [name for name in entry if name not in known]:
@@ -226,6 +246,25 @@ def _listed_fields() -> Mapping[str, type]:
     """Return the fields that list configs, by dotted name, with the listed config."""
     listed = ((name, listed_config(kind)) for name, kind in field_kinds(RunConfig).items())
     return {name: config for name, config in listed if config is not None}
+
+
+@cache
+def _groups() -> frozenset[str]:
+    """Return the dotted names of a run's groups of fields."""
+    return frozenset(_fields(RunConfig)) - field_kinds(RunConfig).keys()
+
+
+def _normal_group(group: str, value: str) -> str:
+    """Check the value of a group's option, YAML or the name of a file, and write it as nested YAML."""
+    content = parse_yaml(value, group)
+    if isinstance(content, str) and user_path(content).is_file():
+        content = read_config_yaml(user_path(content))
+    fields = known_fields("", {group: content})
+    _check_values("", fields)
+    tree: Any = nested(fields)
+    for part in group.split("."):
+        tree = tree.get(part, {})
+    return yaml_text(tree)
 
 
 def _values_of(option: str, words: Sequence[str]) -> list[str]:

@@ -110,9 +110,10 @@ def test_a_wrong_override_is_refused_by_its_field_and_not_blamed_on_the_file(fil
         ("modle: {d_model: 8}", "modle.d_model: no such field; did you mean model.d_model?"),
         ("trainer: {precision: fp16}", "trainer.precision: 'fp16' is not one of"),
         ("model: [1, 2]", "model is [1, 2]"),
-        ("model:", "model is None"),
-        ("", "the file is None"),
+        ("model:", "model is null; write fields as"),
+        ("", "the file is null; write fields as"),
         ("[1]", "the file is [1]"),
+        ("data.sources: [null]", "data.sources[0] is null: write {path: …}"),
         ("model: {d_model: 8", "not YAML"),
         ("data: {path: }", "data.path is null: give a value"),
         ("init_seed: one", "init_seed: 'one' is not a whole number"),
@@ -150,12 +151,27 @@ def test_the_command_line_refuses_the_same_in_a_file_and_names_the_place_in_an_o
         ("data.sources: [{pth: a}]", "data.sources[0].path: missing"),
         (["--data.schedule", "[{step: 1, weights: [1]}]"], "data.schedule[0].weights: [1] is not a group, {NAME: NUM"),
         (["--data.sources+={path: a, weight: x}"], "data.sources+[0].weight: 'x' is not a number or null"),
+        (["--data", "{sourcess: {}}"], "data.sourcess: no such field; did you mean data.sources?"),
+        (["--data={sources: [{path: a, weight: x}]}"], "data.sources[0].weight: 'x' is not a number or null"),
+        (["--data", "{schedule: [{step: 1, weights: [1]}]}"], "data.schedule[0].weights: [1] is not a group, {NAME: N"),
+        (["--optim", "{lr: {}}"], "optim.lr: {} is not a number"),
+        (["--model.attention={gatee: head}"], "model.attention.gatee: no such field"),
+        (["--data="], "data is null; write fields as"),
     ]:
         if isinstance(words, str):
             file.write_text(words)
             words, message = ["--config", str(file)], f"--config {file}: {message}"
         with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
             parser.parse_args(words)
+
+
+def test_a_group_is_an_option_too_as_yaml_or_in_a_file(tmp_path):
+    parser, file = Parser(), tmp_path / "group.yaml"
+    add_run_fields(parser)
+    file.write_text("attention.window: 4\nattention: {gate: head}\n")
+    expected = build_config({"model": {"attention": {"window": 4, "gate": "head"}}, "init_seed": 3})
+    for words in (["--model", str(file)], [f"--model={file}"], [f"--model={file.read_text()}"]):
+        assert config_of(parser.parse_args([*words, "--model.attention", "{}", "--init_seed=3"])) == expected
 
 
 #: One group in two spellings, for which the parser's own reading of a file takes the later one alone.
@@ -176,7 +192,10 @@ def test_a_group_in_two_spellings_is_one_group_on_the_command_line_too(tmp_path)
         file.write_text(text)
         found = config_of(parser.parse_args(["--config", str(file), "--init_seed", "3"]))
         assert found == read_config(file, {"init_seed": 3}), text
-        names = dotted(yaml.safe_load(text))
+        fields = yaml.safe_load(text)
+        options = [word for name, value in fields.items() for word in (f"--{name}", yaml.safe_dump(value))]
+        assert config_of(parser.parse_args([*options, "--init_seed=3"])) == found
+        names = dotted(fields)
         assert {name: dotted(dataclasses.asdict(found))[name] for name in names} == names
 
 

@@ -64,7 +64,7 @@ def test_a_wrong_study_names_file_and_field(case, write):
 
 def test_a_file_that_is_no_study_says_so(tmp_path):
     file = tmp_path / "study.yaml"
-    cases = {"[1]": r"the file is \[1\]", "{": "not YAML", "": "the file is None"}
+    cases = {"[1]": r"the file is \[1\]", "{": "not YAML", "": "the file is null"}
     for text, expected in (cases | {"arms: {a: {}, a: {}}": r"a stands twice \(line 1 and below\)"}).items():
         file.write_text(text)
         with pytest.raises(UsageError, match=rf"study\.yaml.*{expected}"):
