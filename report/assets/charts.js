@@ -211,7 +211,7 @@ const charts = (() => {
     return found;
   };
 
-  // Every token's text and rank at both ends of its path.
+  // Every token's text and rank at both ends of its path, as far as it is in sight.
   const NAME_WIDTH = 124, NAME_GAP = 11;
   const nameEnds = (u, lines) => {
     const { ctx, bbox } = u, dpr = devicePixelRatio;
@@ -220,18 +220,20 @@ const charts = (() => {
     ctx.textBaseline = "middle";
     ctx.strokeStyle = css("--grid");
     ctx.lineWidth = dpr;
+    const { min, max } = u.scales.x, inSight = lines.map(line => line.y.filter((v, i) => finite(v) && line.x[i] >= min && line.x[i] <= max));
     for (const [isLast, away] of [[false, -1], [true, 1]]) {
-      const places = lines.map(line => u.valToPos(line.y[isLast ? line.y.length - 1 : 0], "y", true));
+      const named = lines.map((line, i) => [line, inSight[i].at(isLast ? -1 : 0)]).filter(pair => pair[1] !== undefined);
+      const places = named.map(([, rank]) => u.valToPos(rank, "y", true));
       const heights = spreadApart(places, NAME_GAP * dpr, bbox.top, bbox.top + bbox.height), x = bbox.left + (isLast ? bbox.width : 0);
       ctx.textAlign = isLast ? "left" : "right";
-      lines.forEach((line, i) => {
+      named.forEach(([line, rank], i) => {
         ctx.beginPath();
         ctx.moveTo(x, places[i]);
         ctx.lineTo(x + 9 * away * dpr, heights[i]);
         ctx.stroke();
-        const name = `‹${line.text.length > 10 ? line.text.slice(0, 9) + "…" : line.text}›`, rank = written(line.y[isLast ? line.y.length - 1 : 0]);
+        const name = `‹${line.text.length > 10 ? line.text.slice(0, 9) + "…" : line.text}›`;
         ctx.fillStyle = css("--ink");
-        ctx.fillText(isLast ? `${name} ${rank}` : `${rank} ${name}`, x + 11 * away * dpr, heights[i]);
+        ctx.fillText(isLast ? `${name} ${written(rank)}` : `${written(rank)} ${name}`, x + 11 * away * dpr, heights[i]);
       });
     }
     ctx.restore();

@@ -462,6 +462,31 @@ def test_paths_of_tokens_have_the_colours_of_their_two_groups(one, open_page):
     assert inks(tab, "picture-preference-ranks-0", 0.5, (*RUN_COLOURS, "#7b8087")) == {RUN_COLOURS[0], "#7b8087"}
 
 
+def ends_of_paths(tab, fragment):
+    """Write a rank panel anew at an address; return the words beside its paths: at the left, at the right."""
+    tab.run("""() => {
+        window.said = [];
+        const write = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+            if (text.includes("‹")) window.said.push([this.textAlign, text]);
+            write.call(this, text, ...at);
+        };
+    }""")
+    tab.run(f"() => {{ location.hash = '{fragment}'; }}")
+    said = tab.run("() => window.said")
+    return [[text for side, text in said if side == wanted] for wanted in ("right", "left")]
+
+
+def test_paths_of_tokens_are_named_at_the_ends_of_what_is_in_sight(tmp_path, open_page):
+    ranks = np.array([[1.0, 3, 2, 5, 9], [7, np.nan, 4, np.nan, 8], [6, np.nan, np.nan, np.nan, 6]])
+    steps = [0, 10, 20, 30, 40]
+    panel = CurvePanel("a", "a", [Series(ranks, {"text": ["one", "two", "six"], "step": steps}, 0)], down=True)
+    write_text(tmp_path / "page.html", render_page("page", [Panels([panel])], runs=[PageRun("a")]))
+    left, right = ends_of_paths(open_page(tmp_path / "page.html"), "zoom=5,35")
+    assert left == ["3 ‹one›", "4 ‹two›"]
+    assert right == ["‹one› 5", "‹two› 4"]
+
+
 def test_a_printed_page_cuts_no_column_and_says_where_y_is_logarithmic(one, open_page):
     tab = open_page(one[1], width=700)
     tab.page.emulate_media(media="print")
