@@ -323,7 +323,7 @@ def _outstanding(lines: Sequence[Line], losses: Sequence[float]) -> dict[int, st
         roles = roles_of(losses)
     else:
         last = {line.run: float(line.y[-1]) for line in lines}
-        roles = roles_of([last.get(run, math.nan) for run in range(len(losses))], "lowest", "highest")
+        roles = roles_of([last.get(run, math.nan) for run in range(len(losses))], (), "lowest", "highest")
     return {run: role for run, role in enumerate(roles) if role}
 
 

@@ -42,30 +42,29 @@ _OPEN_FINDINGS = 2
 """Runs whose verdicts stand open; those of more are folded, a line for each run."""
 
 
-def _roles_of(runs: Sequence[RunHistory]) -> list[str]:
-    return roles_of([(run.series("val/loss")[1] or [nan])[-1] for run in runs])
-
-
 def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRun]:
     """Return the runs with their names for the page's controls."""
     several = comparison.several_seeds
+    # A second run of one seed is no further seed: it stands for itself.
+    groups = [
+        group if group in several and is_first else ""
+        for group, is_first in zip(comparison.groups, comparison.first_of_seed, strict=True)
+    ]
+    roles = roles_of([(run.series("val/loss")[1] or [nan])[-1] for run in runs], groups)
     return [
         PageRun(
             run.name,
-            # A second run of one seed is no further seed: it stands for itself.
-            group if group in several and is_first else "",
+            group,
             {s.step: tokens for s in run.dated if isinstance(tokens := s.summary.get("tokens"), int)},
             run.start.at,
             role,
         )
-        for run, group, is_first, role in zip(
-            runs, comparison.groups, comparison.first_of_seed, _roles_of(runs), strict=True
-        )
+        for run, group, role in zip(runs, groups, roles, strict=True)
     ]
 
 
 def story(
-    view: TrainingView, comparison: Comparison, files: Container[str]
+    view: TrainingView, comparison: Comparison, files: Container[str], colours: Sequence[int | None]
 ) -> tuple[list[Block], dict[str, list[ChartPanel]], dict[str, str]]:
     """Build the blocks of the story; return also, by section, the panels that it leaves out, and why.
 
@@ -73,6 +72,7 @@ def story(
         view: runs of the page.
         comparison: comparison of their configs.
         files: names of the page's CSV files.
+        colours: place of each run among the colours; None for a grey one.
     """
     runs = view.runs
     blocks: list[Block] = []
@@ -80,12 +80,12 @@ def story(
         blocks.append(Prose(about_run(runs[0]), note=True))
     else:
         blocks += [Prose(sentence) for sentence in comparison_in_words(runs, comparison.groups)]
-        blocks += _compared(runs, comparison)
+        blocks += _compared(runs, comparison, colours)
     panels = panels_of_runs(runs, view.start, files)
     nothing = {section: why for section in panels if (why := why_inactive(runs, section))}
     shown = {section: found for section, found in panels.items() if found and section not in nothing}
     places = {section: f"panel-{found[0].id}" for section, found in shown.items()}
-    blocks += _findings(runs, places, x_log=steps_are_wide(runs))
+    blocks += _findings(runs, places, colours, x_log=steps_are_wide(runs))
     if shown:
         blocks += [Controls(), Panels([panel for found in shown.values() for panel in found])]
     if len(runs) > 1:
@@ -140,10 +140,10 @@ def _swatch(colour: int | None) -> Markup:
     return Markup('<span class="swatch" style="background:{}"></span>').format(Markup(colour_variable(colour)))
 
 
-def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
+def _compared(runs: Sequence[RunHistory], comparison: Comparison, colours: Sequence[int | None]) -> list[Block]:
     """Show where the configs differ: a line for each run, or for each field if there are more fields than runs."""
     values = [[printable(value or MISSING) for value in row] for row in comparison.values]
-    names = [_swatch(colour) + escape(run.name) for run, colour in zip(runs, colours_of(_roles_of(runs)), strict=True)]
+    names = [_swatch(colour) + escape(run.name) for run, colour in zip(runs, colours, strict=True)]
     if len(comparison.fields) > max(len(runs), 4):
         titles, rows = ["field", *(run.name for run in runs)], list(zip(comparison.fields, *values, strict=True))
     else:
@@ -160,11 +160,13 @@ def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]
     return [table]
 
 
-def _findings(runs: Sequence[RunHistory], places: Mapping[str, str], *, x_log: bool) -> list[Block]:
+def _findings(
+    runs: Sequence[RunHistory], places: Mapping[str, str], colours: Sequence[int | None], *, x_log: bool
+) -> list[Block]:
     """Build the findings of every run, in sentences."""
     blocks: list[Block] = []
     said: list[Verdict] = []
-    for run, colour in zip(runs, colours_of(_roles_of(runs)), strict=True):
+    for run, colour in zip(runs, colours, strict=True):
         shown = [verdict for verdict in verdicts(run) if verdict.headline]
         said += shown
         found = [
@@ -272,12 +274,14 @@ def build_report(runs: Sequence[RunDir], out: Path) -> list[RunHistory]:
     sections = sections_over_training(view)
     moments = [snapshot for _, snapshot in histories[0].moments] if len(histories) == 1 else []
     comparison = compare_configs(histories)
-    blocks, hidden, nothing = story(view, comparison, csv_numbers(sections))
+    of_page = page_runs(histories, comparison)
+    colours = colours_of(of_page)
+    blocks, hidden, nothing = story(view, comparison, csv_numbers(sections), colours)
     live = {section.id: [view.panel(picture) for picture in section.pictures] for section in sections}
     chain, mark = navigation(sections, moments)
     values: dict[str, Any] = {
-        "runs": page_runs(histories, comparison),
-        "colours": colours_of(_roles_of(histories)),
+        "runs": of_page,
+        "colours": colours,
         "histories": histories,
         "sections": sections,
         "strips": [run_figures(run) for run in histories],

@@ -141,8 +141,10 @@ const charts = (() => {
         low.push(all ? Math.min(...values) : null);
         high.push(all ? Math.max(...values) : null);
       }
-      const first = members[0], group = data.runs[first.run].group;
-      kept.push({ ...first, x, y: mean, low, high, members, group,
+      // A group keeps its colour, whichever of its runs are hidden.
+      const first = members[0], group = data.runs[first.run].group, all = Object.keys(data.runs).map(Number).filter(run => data.runs[run].group === group);
+      const run = all.find(member => data.run_colours[member] !== null) ?? all[0];
+      kept.push({ ...first, run, x, y: mean, low, high, members, group,
         name: [first.name === group ? "" : first.name, `mean of ${members.length} seeds`].filter(Boolean).join(", ") });
     }
     return kept;
@@ -189,7 +191,7 @@ const charts = (() => {
     const place = line.colour ?? (line.run in data.run_colours ? data.run_colours[line.run] : line.run);
     if (place !== null) return runColour(place);
     // One of many runs: grey, unless it is alone or the reader points at it.
-    return single || line.run === data.pointed ? runColour(POINTED) : alpha(css("--muted"), 0.3);
+    return single || line.run === data.pointed || line.members?.some(member => member.run === data.pointed) ? runColour(POINTED) : alpha(css("--muted"), 0.3);
   };
   const isGrey = (line, data) => line.run !== undefined && line.colour === undefined && data.run_colours[line.run] === null;
 

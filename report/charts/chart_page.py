@@ -296,7 +296,7 @@ def _told_apart(panel: ChartPanel, runs: Sequence[PageRun]) -> ChartPanel:
     """Return a panel of many runs for its still picture: the grey ones lie below, those with a colour have a name."""
     if not isinstance(panel, CurvePanel) or len({series.run for series in panel.series} - {None}) < 2:
         return panel
-    colours = colours_of([run.role for run in runs])
+    colours = colours_of(runs)
     if None not in colours:
         return panel
     found: list[tuple[bool, Series]] = []
@@ -324,7 +324,7 @@ def island(panels: Iterable[ChartPanel], runs: Sequence[PageRun]) -> str:
     panels = list(panels)
     data: dict[str, Any] = {
         "runs": [run.to_json() for run in runs],
-        "run_colours": colours_of([run.role for run in runs]),
+        "run_colours": colours_of(runs),
         "steps": _steps(panels),
         "colours": list(CIVIDIS),
         "depth": list(DEPTH),

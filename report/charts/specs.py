@@ -319,12 +319,20 @@ class PageRun:
         return found | ({"tokens": tokens} if tokens else {}) | ({"role": self.role} if self.role else {})
 
 
-def roles_of(values: Sequence[float], least: str = "best", largest: str = "worst") -> list[str]:
+def roles_of(
+    values: Sequence[float], groups: Sequence[str] = (), least: str = "best", largest: str = "worst"
+) -> list[str]:
     """Name the runs that stand out where there are more than colours: the first, and those of the least and the largest
-    finite value, by default of the last validation loss; "" for others, and where every run has a colour.
+    finite value, by default of the last validation loss; "" for others, and where every run or group has a colour.
+
+    Args:
+        values: a value of each run.
+        groups: the group of each run (`PageRun.group`); without them every run is alone.
+        least: role of the run of the least value.
+        largest: role of the run of the largest.
     """
     roles: list[list[str]] = [[] for _ in values]
-    if len(values) > len(RUN_COLOURS):
+    if len(set(_owners(groups or [""] * len(values)))) > len(RUN_COLOURS):
         roles[0].append("first")
         finite = [run for run, value in enumerate(values) if math.isfinite(value)]
         for choose, role in ((min, least), (max, largest)) if finite else ():
@@ -332,12 +340,22 @@ def roles_of(values: Sequence[float], least: str = "best", largest: str = "worst
     return [", ".join(words) for words in roles]
 
 
-def colours_of(roles: Sequence[str]) -> list[int | None]:
-    """Return the place of each run among the colours, by the runs' roles (`PageRun.role`); None for a grey one. Where
-    no run has a role, each has its colour.
+def colours_of(runs: Sequence[PageRun]) -> list[int | None]:
+    """Return the place of each run among the colours; None for a grey one. Of more runs than colours, the seeds of a
+    group share a place; of more groups and single runs than colours, those with a role have one, if any has.
     """
-    standing_out = [run for run, role in enumerate(roles) if role] or list(range(len(roles)))
-    return [standing_out.index(run) if run in standing_out else None for run in range(len(roles))]
+    owners: Sequence[str | int] = range(len(runs))
+    if len(runs) > len(RUN_COLOURS):
+        shared = _owners([run.group for run in runs])
+        owners = shared if len(set(shared)) <= len(RUN_COLOURS) else owners
+    standing_out = [owner for owner, run in zip(owners, runs, strict=True) if run.role]
+    places = list(dict.fromkeys(standing_out or owners))
+    return [places.index(owner) if owner in places else None for owner in owners]
+
+
+def _owners(groups: Sequence[str]) -> list[str | int]:
+    """Return the group of each run, or its place if it is alone."""
+    return [group or run for run, group in enumerate(groups)]
 
 
 # ---------------------------------------------------------------- panels from the numbers of a picture

@@ -29,6 +29,8 @@ from birthmark.report.charts.specs import (
     RankingPanel,
     ScatterPanel,
     Series,
+    colours_of,
+    roles_of,
     rounded,
 )
 from birthmark.report.charts.stills import still
@@ -158,3 +160,23 @@ def test_axes_have_titles():
         panel = CurvePanel("p", "P", [Series(np.array([1.0, 2.0]), {x: [1, 2]})], x, x_log=log)
         assert f">{title}</text>" in still(panel)
         assert title.startswith(panel.to_json()["xname"])
+
+
+@pytest.mark.parametrize(
+    ("groups", "roles", "colours"),
+    [
+        ("aabb", "    ", [0, 1, 2, 3]),
+        ("aaaabbbb", "        ", [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("aab bcccc", "         ", [0, 0, 1, 2, 1, 3, 3, 3, 3]),
+        ("aabbccddeeffgg", "f     w      b", [0, *[None] * 5, 1, *[None] * 6, 2]),
+        ("       ", "fb w   ", [0, 1, None, 2, None, None, None]),
+    ],
+)
+def test_groups_of_seeds_have_colours_while_there_are_enough(groups, roles, colours):
+    words = {"f": "first", "b": "best", "w": "worst"}
+    values = [{"b": 1.0, "w": 9.0}.get(role, 5.0) for role in roles]
+    groups = [group.strip() for group in groups]
+    found = roles_of(values, groups)
+    assert found == [words.get(role, "") for role in roles]
+    runs = [PageRun(f"run-{i}", group, role=role) for i, (group, role) in enumerate(zip(groups, found, strict=True))]
+    assert colours_of(runs) == colours

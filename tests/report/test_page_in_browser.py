@@ -375,6 +375,26 @@ def test_seeds_of_other_steps_share_a_mean_without_gaps(tmp_path, open_page):
     assert inks(open_page(tmp_path / "page.html"), "a", 0.4) == {RUN_COLOURS[0]}
 
 
+def test_bands_of_more_seeds_than_colours_keep_their_colour_whichever_run_is_hidden(tmp_path, open_page):
+    def page(names, n_seeds):
+        ends = [(name, i + seed / 10) for i, name in enumerate(names) for seed in range(n_seeds)]
+        series = [Series(np.array([end, end]), {"step": [0, 10]}, run) for run, (_, end) in enumerate(ends)]
+        runs = [PageRun(f"{name}-{run}", name) for run, (name, _) in enumerate(ends)]
+        blocks = [Controls(), Panels([CurvePanel("a", "a", series)])]
+        write_text(tmp_path / "page.html", render_page("page", blocks, runs=runs))
+        return tmp_path / "page.html"
+
+    tab = open_page(page("abc", 3))
+    assert inks(tab, "a", 0.5) == set(RUN_COLOURS[:3])
+    chips = tab.page.locator(".chips [data-run]").evaluate_all("all => all.map(c => c.style.getPropertyValue('--c'))")
+    assert chips == [f"var(--run-{group})" for group in (0, 0, 0, 1, 1, 1, 2, 2, 2)]
+    # Of two configs of two seeds, the band of the second is that of run 2.
+    tab = open_page(page("ab", 2), "#hide=2")
+    assert inks(tab, "a", 0.5) == {RUN_COLOURS[0], RUN_COLOURS[3]}
+    tab = open_page(page("ab", 3), "#hide=3")
+    assert inks(tab, "a", 0.5) == {RUN_COLOURS[0], RUN_COLOURS[3]}
+
+
 def test_of_more_runs_than_colours_first_best_and_worst_stand_out(tmp_path, make_run, open_page):
     losses = [4.2, 4.5, 3.0, 4.0, 3.5, 6.0, 5.0, np.nan]
     runs = [make_run(tmp_path / f"run-{n}", seed=n, steps=(0, 8), only=()) for n in range(8)]
