@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -223,7 +223,7 @@ def _height(panel: ChartPanel, width: float) -> float:
     """Return the height of a panel in inches: more for many rows of small panels."""
     if isinstance(panel, MatrixPanel):
         return width
-    n = len(facets_of(list(lines_of(panel)))) if isinstance(panel, CurvePanel) else 1
+    n = len(facets_of(lines_of(panel))) if isinstance(panel, CurvePanel) else 1
     columns = n_columns(n)
     return width * (0.56 if n == 1 else 0.1 + 0.7 / columns * -(-n // columns))
 
@@ -258,7 +258,7 @@ def _draw_curves(
 ) -> None:
     """Draw the lines of a panel, in small panels if it has them."""
     named = any("text" in series.axes for series in panel.series)
-    lines = paths_of(panel) if named else _widest_bands(lines_of(panel))
+    lines = paths_of(panel) if named else lines_of(panel)
     outstanding = _outstanding(lines, losses or [math.nan] * len(runs))
     if outstanding:
         lines = [_among_many(line, list(outstanding)) for line in lines]
@@ -304,15 +304,6 @@ def _draw_curves(
                 if math.isfinite(ends.get(run, math.nan))
             ],
         )
-
-
-def _widest_bands(lines: Iterable[Line]) -> list[Line]:
-    """Return lines with one band, as wide as the widest, for those of several runs: one on another would be darker."""
-    found: dict[Any, Line] = {}
-    for place, line in enumerate(lines):
-        key = (line.name, line.facet, line.x.tobytes()) if line.look == "band" else place
-        found[key] = replace(line, y=np.fmax(line.y, found[key].y)) if key in found else line
-    return list(found.values())
 
 
 def _outstanding(lines: Sequence[Line], losses: Sequence[float]) -> dict[int, str]:

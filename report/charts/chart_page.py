@@ -266,7 +266,7 @@ def render_page(
     """
 
     def picture(panel: ChartPanel, description: str = "") -> Markup:
-        return still(_told_apart(panel, runs), description)
+        return still(panel, description, runs)
 
     panels = [*panels_of(blocks), *further]
     ids = [panel.id for panel in panels]
@@ -290,24 +290,6 @@ def render_page(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         **values,
     )
-
-
-def _told_apart(panel: ChartPanel, runs: Sequence[PageRun]) -> ChartPanel:
-    """Return a panel of many runs for its still picture: the grey ones lie below, those with a colour have a name."""
-    if not isinstance(panel, CurvePanel) or len({series.run for series in panel.series} - {None}) < 2:
-        return panel
-    colours = colours_of(runs)
-    if None not in colours:
-        return panel
-    found: list[tuple[bool, Series]] = []
-    for series in panel.series:
-        colour = None if series.run is None else colours[series.run]
-        if series.run is None or colour is None:
-            found.append((False, replace(series, run=None)))
-        else:
-            name = ", ".join(filter(None, [f"{runs[series.run].name} ({runs[series.run].role})", series.name]))
-            found.append((True, replace(series, colour=colour, name=name)))
-    return replace(panel, series=[series for _, series in sorted(found, key=lambda pair: pair[0])])
 
 
 def panels_of(blocks: Iterable[Block]) -> Iterator[ChartPanel]:

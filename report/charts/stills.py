@@ -25,11 +25,13 @@ from .specs import (
     CurvePanel,
     HeatmapPanel,
     MatrixPanel,
+    PageRun,
     Point,
     RankingPanel,
     ScatterPanel,
     Series,
     axis_title,
+    colours_of,
 )  # fmt: skip
 
 _WIDTH, _HEIGHT = 360, 190
@@ -51,8 +53,14 @@ PALE = 0.4
 """Opacity of the first of two steps."""
 
 
-def still(panel: ChartPanel, description: str = "") -> Markup:
-    """Render a panel as HTML that needs no script; ``description`` is for screen readers, by default the title."""
+def still(panel: ChartPanel, description: str = "", runs: Sequence[PageRun] = ()) -> Markup:
+    """Render a panel as HTML that needs no script.
+
+    Args:
+        panel: the panel.
+        description: words for screen readers; by default the title.
+        runs: runs of the page.
+    """
     if isinstance(panel, RankingPanel):
         return _ranking(panel)
     if isinstance(panel, MatrixPanel):
@@ -60,7 +68,7 @@ def still(panel: ChartPanel, description: str = "") -> Markup:
     described = f'role="img" aria-label="{escape(description or panel.title)}"'
     if isinstance(panel, CurvePanel):
         named = any("text" in series.axes for series in panel.series)
-        return _paths(panel, described) if named else _curves(panel, described)
+        return _paths(panel, described) if named else _curves(panel, described, runs)
     return _heatmap(panel, described) if isinstance(panel, HeatmapPanel) else _scatter(panel, described)
 
 
@@ -93,13 +101,26 @@ class Line:
     """True for the first of two steps."""
     run: int | None = None
     """Place among the runs."""
+    is_coloured: bool = False
+    """True if its series gives it a colour, not its run."""
 
 
-def lines_of(panel: CurvePanel) -> Iterator[Line]:
-    """Yield the lines that the page shows at first: whole runs, the last step, the mean of the heads.
+def lines_of(panel: CurvePanel) -> list[Line]:
+    """Return the lines that the page shows at first: whole runs, the last step, the mean of the heads.
 
-    Small panels show every head, and two steps are both shown, the first paler.
+    Small panels show every head, and two steps are both shown, the first paler. Several runs have one band, as wide as
+    the widest, for one on another would be darker, and equal controls once.
     """
+    found: dict[Any, Line] = {}
+    for place, line in enumerate(_every_line(panel)):
+        key: Any = place
+        if line.look in ("band", "control"):
+            key = line.name, line.look, line.facet, line.x.tobytes(), line.look == "band" or line.y.tobytes()
+        found[key] = replace(line, y=np.fmax(line.y, found[key].y)) if key in found else line
+    return list(found.values())
+
+
+def _every_line(panel: CurvePanel) -> Iterator[Line]:
     plain = any(len(series.axes) == 1 and series.look not in ("control", "band") for series in panel.series)
     led = [s for s in panel.series if not (s.probe and panel.lead) or s.probe == panel.lead]
     shown = [s for s in led if not (plain and {"layer", "head"} & (set(s.axes) - {panel.x}))]
@@ -137,10 +158,11 @@ def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Ite
         colour = run if series.run is not None else run_variable(0)
         for i, layer in enumerate(axes["layer"]):
             lines, facet = (values[i] if "head" in axes else values[i][None]), f"block {layer}"
+            given: dict[str, Any] = {"facet": facet, "run": series.run, "is_coloured": series.colour is not None}
             for line in lines if len(lines) > 1 else ():
-                yield Line(x, line, colour, "one head", look, "", facet=facet, faint=True, run=series.run)
+                yield Line(x, line, colour, "one head", look, "", faint=True, **given)
             name = ("mean of the heads" if len(lines) > 1 else "the head") if "head" in axes else series.name
-            yield Line(x, lines.mean(0), colour, name, look, "", facet=facet, run=series.run)
+            yield Line(x, lines.mean(0), colour, name, look, "", **given)
         return
     for index in product(*counts):
         where = ", ".join(
@@ -153,7 +175,42 @@ def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Ite
             continue
         ends = (axes["layer"][0], axes["layer"][-1]) if "layer" in axes else None
         plain_name = ", ".join(filter(None, [series.name, said]))
-        yield Line(x, values[index], colour, name, look, plain_name, ends, facet, pale=pale, run=series.run)
+        yield Line(
+            x,
+            values[index],
+            colour,
+            name,
+            look,
+            plain_name,
+            ends,
+            facet,
+            pale=pale,
+            run=series.run,
+            is_coloured=series.colour is not None,
+        )
+
+
+def _told_apart(lines: Sequence[Line], runs: Sequence[PageRun]) -> list[Line]:
+    """Return lines of more runs than colours: those of grey runs lie below, those of others have their names."""
+    places = colours_of(runs)
+    shared = len(set(places) - {None})
+    if len(runs) <= len(RUN_COLOURS) or shared > len(RUN_COLOURS) or len({line.run for line in lines} - {None}) < 2:
+        return list(lines)
+    grey, others = [], []
+    for line in lines:
+        if line.run is None or line.is_coloured:
+            others.append(line)
+            continue
+        run, place = runs[line.run], places[line.run]
+        # Colours are those of runs, not of blocks, which have no names then.
+        plain = replace(line, colour=run_variable(place), blocks=None)
+        said = line.name if line.blocks is None else line.plain_name
+        if place is None:
+            grey.append(replace(plain, faint=True, name="other runs" if line.look == "solid" else ""))
+        else:
+            name = f"{run.name} ({run.role})" if run.role else run.group or run.name
+            others.append(replace(plain, name=", ".join(filter(None, [name, said]))))
+    return [*grey, *others]
 
 
 def _depth(index: int, count: int) -> str:
@@ -253,9 +310,9 @@ def _frames(n: int) -> tuple[list[_Frame], float]:
     return frames, _TOP + rows * (height + title + 4) - 4 + _BOTTOM
 
 
-def _curves(panel: CurvePanel, described: str) -> Markup:
+def _curves(panel: CurvePanel, described: str, runs: Sequence[PageRun]) -> Markup:
     """Draw lines, in a small panel for each block if there are heads."""
-    lines = list(lines_of(panel))
+    lines = _told_apart(lines_of(panel), runs)
     if not lines:
         return Markup('<p class="note">Nothing to draw yet.</p>')
     y_scale, across = scales_of(panel, lines)
@@ -281,7 +338,10 @@ def _curves(panel: CurvePanel, described: str) -> Markup:
 
 
 def keys_of(lines: Sequence[Line]) -> tuple[list[Line], tuple[int, int] | None]:
-    """Return a line for each of a panel's keys, and the blocks of its scale of colours, if it has one."""
+    """Return a line for each of a panel's keys, and the blocks of its scale of colours, if it has one.
+
+    A key of lines in several colours, which are those of runs, is in ink.
+    """
     of_blocks = [line for line in lines if line.blocks is not None]
     scaled = of_blocks[0].blocks if len({line.name for line in of_blocks}) > MOST_NAMED else None
     keys: dict[tuple[str, str, bool], Line] = {}
@@ -289,7 +349,9 @@ def keys_of(lines: Sequence[Line]) -> tuple[list[Line], tuple[int, int] | None]:
         if scaled and line.blocks is not None:
             line = replace(line, name=line.plain_name, colour="var(--ink)")
         if line.name:
-            keys[line.name, line.look, line.faint] = line
+            key = line.name, line.look, line.faint
+            alike = line.colour == keys.get(key, line).colour
+            keys[key] = line if alike else replace(line, colour="var(--ink)")
     # One name alone tells nothing apart.
     return [] if len(keys) == 1 and scaled else list(keys.values()), scaled
 

@@ -180,3 +180,59 @@ def test_groups_of_seeds_have_colours_while_there_are_enough(groups, roles, colo
     assert found == [words.get(role, "") for role in roles]
     runs = [PageRun(f"run-{i}", group, role=role) for i, (group, role) in enumerate(zip(groups, found, strict=True))]
     assert colours_of(runs) == colours
+
+
+# ── still pictures of several runs ───────────────────────────────────────────────────────────────────────────────────
+
+
+def strokes_of(picture):
+    """Stroke and opacity of every line of a still picture, from below to above."""
+    found = re.findall(r'<path class="l" [^>]*stroke="([^"]+)"([^>]*)/>', picture)
+    return [(colour, re.findall(r'opacity="([^"]+)"', rest)) for colour, rest in found]
+
+
+def keys_in(picture):
+    """Name and colour of every key of a still picture."""
+    return {name: colour for colour, name in re.findall(r'style="--c:([^";]+)[^"]*"></i>([^<]+)<', picture)}
+
+
+def of_many(n_runs):
+    """A panel with a line, a band and a level of each run."""
+    x = {"step": [0, 10]}
+    parts = [("", "solid", 1.0), ("stranger", "band", 0.1), ("uniform", "control", 0.0)]
+    return CurvePanel(
+        "a", "a", [Series(np.array([0.5, i * by + 0.5]), x, i, *p) for i in range(n_runs) for *p, by in parts]
+    )
+
+
+def test_a_still_of_many_runs_has_one_band_and_faint_lines_below_those_with_names():
+    roles = dict(zip((1, 4, 7), ("first", "best", "worst"), strict=True))
+    picture = still(of_many(8), runs=[PageRun(f"run-{i}", role=roles.get(i, "")) for i in range(8)])
+    assert picture.count('Z"') == 1
+    (band,) = re.findall(r'd="M([^"]+)Z"', picture)
+    heights = [float(point.split()[1]) for point in band.split("L")]
+    zero = (heights[0] + heights[3]) / 2  # the least band is 0.5, the widest 1.2
+    assert (heights[2] - zero) / (heights[3] - zero) == pytest.approx(1.2 / 0.5, abs=0.02)
+    *others, first, best, worst = [line for line in strokes_of(picture) if line[0] != "var(--muted)" or line[1]]
+    assert others == [("var(--muted)", [".45"])] * 5
+    assert [first, best, worst] == [(f"var(--run-{i})", []) for i in range(3)]
+    assert len(strokes_of(picture)) == 8 + 1
+    named = {f"run-{run} ({role})": f"var(--run-{i})" for i, (run, role) in enumerate(roles.items())}
+    assert keys_in(picture) == {**dict.fromkeys(["other runs", "stranger", "uniform"], "var(--muted)"), **named}
+
+
+def test_a_still_names_groups_of_seeds_that_have_colours():
+    picture = still(of_many(8), runs=[PageRun(f"{i}", "ab"[i % 2]) for i in range(8)])
+    assert keys_in(picture) == {
+        "a": "var(--run-0)", "b": "var(--run-1)", "stranger": "var(--muted)", "uniform": "var(--muted)",
+    }  # fmt: skip
+
+
+def test_keys_of_looks_of_several_runs_are_in_ink():
+    x, looks = {"step": [0, 1]}, ("solid", "dashed")
+    lines = [Series(np.array([1.0, i]), x, i, look, look) for i in range(3) for look in looks]
+    panel = CurvePanel("a", "a", [*lines, Series(np.ones(2), x, 2, "of one", "dotted")])
+    runs = [PageRun(name) for name in "abc"]
+    ink = dict.fromkeys(looks, "var(--ink)")
+    assert keys_in(still(panel, runs=runs)) == ink | {"of one": "var(--run-2)"}
+    assert set(keys_in(still(CurvePanel("a", "a", lines[:2]), runs=runs[:1])).values()) == {"var(--run-0)"}

@@ -113,7 +113,7 @@ def test_a_page_shows_planted_changes_in_the_same_blocks_of_every_picture_and_pr
 def test_few_blocks_have_names_and_many_a_scale_from_the_first_to_the_last(n_blocks):
     values = np.arange(float(3 * n_blocks)).reshape(3, n_blocks)
     panel = CurvePanel("p", "", [Series(values, {"step": range(3), "layer": range(1, n_blocks + 1)}, 0)])
-    names, scaled = keys_of(list(lines_of(panel)))
+    names, scaled = keys_of(lines_of(panel))
     if n_blocks <= 6:
         assert ([key.name for key in names], scaled) == ([f"block {i + 1}" for i in range(n_blocks)], None)
     else:
