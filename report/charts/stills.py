@@ -49,6 +49,8 @@ _MOST_NUMBERED = (16, 12)
 """Largest numbers of rows and columns of a map with numbers in its cells; a larger map is a picture."""
 _DASHES = {"dashed": "5 3", "dotted": "1.5 2.5", "control": "4 3"}
 _KEY_LOOKS = {"dots": "dot"}
+_POINTED = 3
+"""Place among the colours of a grey run that stands alone, or that a reader of the page points at."""
 PALE = 0.4
 """Opacity of the first of two steps."""
 
@@ -68,7 +70,7 @@ def still(panel: ChartPanel, description: str = "", runs: Sequence[PageRun] = ()
     described = f'role="img" aria-label="{escape(description or panel.title)}"'
     if isinstance(panel, CurvePanel):
         named = any("text" in series.axes for series in panel.series)
-        return _paths(panel, described) if named else _curves(panel, described, runs)
+        return (_paths if named else _curves)(panel, described, runs)
     return _heatmap(panel, described) if isinstance(panel, HeatmapPanel) else _scatter(panel, described)
 
 
@@ -191,11 +193,20 @@ def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Ite
 
 
 def _told_apart(lines: Sequence[Line], runs: Sequence[PageRun]) -> list[Line]:
-    """Return lines of more runs than colours: those of grey runs lie below, those of others have their names."""
+    """Return lines of more runs than colours: those of grey runs lie below, those of others have their names. A run
+    alone has its colour, or the one of a grey run that a reader points at.
+    """
     places = colours_of(runs)
     shared = len(set(places) - {None})
-    if len(runs) <= len(RUN_COLOURS) or shared > len(RUN_COLOURS) or len({line.run for line in lines} - {None}) < 2:
+    if len(runs) <= len(RUN_COLOURS) or shared > len(RUN_COLOURS):
         return list(lines)
+    if len({line.run for line in lines} - {None}) < 2:
+        return [
+            line
+            if line.run is None or line.is_coloured or line.blocks
+            else replace(line, colour=run_variable(_POINTED if (place := places[line.run]) is None else place))
+            for line in lines
+        ]
     grey, others = [], []
     for line in lines:
         if line.run is None or line.is_coloured:
@@ -466,6 +477,7 @@ def paths_of(panel: CurvePanel) -> list[Line]:
             text,
             series.look,
             series.name,
+            run=series.run,
         )
         for series in panel.series
         if "text" in series.axes
@@ -479,9 +491,9 @@ def end_of_path(line: Line, end: int) -> str:
     return " ".join(words if end else words[::-1])
 
 
-def _paths(panel: CurvePanel, described: str) -> Markup:
+def _paths(panel: CurvePanel, described: str, runs: Sequence[PageRun]) -> Markup:
     """Draw the ranks of tokens over training, with every token's text at both ends."""
-    lines = paths_of(panel)
+    lines = _told_apart(paths_of(panel), runs)
     y_scale, across = scales_of(panel, lines)
     high = max(190.0, _NAME_GAP * len(lines))
     frame = _Frame(_NAME_WIDTH, 10, _WIDTH - 2 * _NAME_WIDTH, high, panel.down)

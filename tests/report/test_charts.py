@@ -236,3 +236,17 @@ def test_keys_of_looks_of_several_runs_are_in_ink():
     ink = dict.fromkeys(looks, "var(--ink)")
     assert keys_in(still(panel, runs=runs)) == ink | {"of one": "var(--run-2)"}
     assert set(keys_in(still(CurvePanel("a", "a", lines[:2]), runs=runs[:1])).values()) == {"var(--run-0)"}
+
+
+@pytest.mark.parametrize(("run", "place"), [(4, 1), (5, 3)])
+def test_a_still_of_one_of_many_runs_has_its_colour(run, place):
+    roles = dict(zip((1, 4, 7), ("first", "best", "worst"), strict=True))
+    runs = [PageRun(f"run-{i}", role=roles.get(i, "")) for i in range(8)]
+    line = Series(np.array([1.0, 2]), {"step": [0, 1]}, run)
+    assert strokes_of(still(CurvePanel("a", "a", [line]), runs=runs)) == [(f"var(--run-{place})", [])]
+    heads = Series(np.ones((2, 1, 2)), {"step": [0, 1], "layer": [1], "head": [0, 1]}, run, facet="layer")
+    assert {colour for colour, _ in strokes_of(still(CurvePanel("a", "a", [heads]), runs=runs))} == {
+        f"var(--run-{place})"
+    }
+    tokens = Series(np.array([[1.0, 2]]), {"text": ["a"], "step": [0, 1]}, run)
+    assert strokes_of(still(CurvePanel("a", "a", [tokens]), runs=runs)) == [(f"var(--run-{place})", [])]
