@@ -233,7 +233,8 @@ const charts = (() => {
         ctx.moveTo(x, places[i]);
         ctx.lineTo(x + 9 * away * dpr, heights[i]);
         ctx.stroke();
-        const name = `‹${line.text.length > 10 ? line.text.slice(0, 9) + "…" : line.text}›`;
+        // A text from right to left is kept apart from its rank.
+        const letters = [...line.text], name = `\u2068‹${letters.length > 10 ? letters.slice(0, 9).join("") + "…" : line.text}›\u2069`;
         ctx.fillStyle = css("--ink");
         ctx.fillText(isLast ? `${name} ${written(rank)}` : `${written(rank)} ${name}`, x + 11 * away * dpr, heights[i]);
       });

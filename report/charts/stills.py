@@ -485,9 +485,12 @@ def paths_of(panel: CurvePanel) -> list[Line]:
     ]
 
 
-def end_of_path(line: Line, end: int) -> str:
-    """Return the words beside an end of a path: the token's text and its rank."""
-    words = [f"‹{shorten(line.name, 10)}›", f"{line.y[end]:,.0f}"]
+def end_of_path(line: Line, end: int, *, isolated: bool = False) -> str:
+    """Return the words beside an end of a path: the token's text and its rank; ``isolated`` by the characters that keep
+    a text from right to left apart from the number, which matplotlib would draw.
+    """
+    name = f"‹{shorten(line.name, 10)}›"
+    words = [f"\u2068{name}\u2069" if isolated else name, f"{line.y[end]:,.0f}"]
     return " ".join(words if end else words[::-1])
 
 
@@ -503,7 +506,7 @@ def _paths(panel: CurvePanel, described: str, runs: Sequence[PageRun]) -> Markup
         heights = spread_apart(np.array(points), _NAME_GAP, frame.top, frame.top + high)
         x = frame.x(0.0 if end == 0 else 1.0)
         for line, point, height in zip(lines, points, heights.tolist(), strict=True):
-            text = escape(end_of_path(line, end))
+            text = escape(end_of_path(line, end, isolated=True))
             parts.append(f'<path class="g" d="M{x:.1f} {point:.1f}L{x + 9 * away:.1f} {height:.1f}" fill="none"/>')
             place = f'x="{x + 11 * away:.1f}" y="{height + 3:.1f}" text-anchor="{side}"'
             parts.append(f'<text class="path" {place}>{text}</text>')

@@ -12,6 +12,7 @@ from birthmark.files import read_json, write_json, write_text
 from birthmark.measure.records import append_metrics
 from birthmark.report.charts.chart_page import Controls, PageRun, Panels, render_page
 from birthmark.report.charts.specs import CurvePanel, Series
+from birthmark.report.charts.stills import end_of_path, paths_of
 from birthmark.report.run_page import build_report, summarise
 
 pytestmark = pytest.mark.heavy
@@ -503,8 +504,22 @@ def test_paths_of_tokens_are_named_at_the_ends_of_what_is_in_sight(tmp_path, ope
     panel = CurvePanel("a", "a", [Series(ranks, {"text": ["one", "two", "six"], "step": steps}, 0)], down=True)
     write_text(tmp_path / "page.html", render_page("page", [Panels([panel])], runs=[PageRun("a")]))
     left, right = ends_of_paths(open_page(tmp_path / "page.html"), "zoom=5,35")
-    assert left == ["3 ‹one›", "4 ‹two›"]
-    assert right == ["‹one› 5", "‹two› 4"]
+    assert left == ["3 \u2068‹one›\u2069", "4 \u2068‹two›\u2069"]
+    assert right == ["\u2068‹one›\u2069 5", "\u2068‹two›\u2069 4"]
+
+
+def test_a_token_from_right_to_left_stands_apart_from_its_rank_and_half_a_character_is_not_cut(tmp_path, open_page):
+    texts = ["שלום", "𝒂" * 10, "𝒂" * 11]
+    ranks = np.array([[1.0, 2], [2.0, 1], [3.0, 3]])
+    panel = CurvePanel("a", "a", [Series(ranks, {"text": texts, "step": [0, 40]}, 0)], down=True)
+    write_text(tmp_path / "page.html", render_page("page", [Panels([panel])], runs=[PageRun("a")]))
+    tab = open_page(tmp_path / "page.html")
+    cut = ["שלום", "𝒂" * 10, "𝒂" * 9 + "…"]
+    drawn = ends_of_paths(tab, "x=log")
+    assert drawn[0] == [f"{rank} \u2068‹{text}›\u2069" for rank, text in zip((1, 2, 3), cut, strict=True)]
+    written = tab.page.locator("#panel-a .still text.path").evaluate_all("all => all.map(text => text.textContent)")
+    assert written == [*drawn[0], *drawn[1]]
+    assert "\u2068" not in end_of_path(next(iter(paths_of(panel))), 0)
 
 
 def test_a_printed_page_cuts_no_column_and_says_where_y_is_logarithmic(one, open_page):

@@ -81,7 +81,8 @@ def test_tokens_stand_at_both_ends_of_their_paths_by_rank():
     series = Series(np.array([[1.0, 30.0], [2.0, 1.0]]), {"text": ["one", "<b>"], "step": [0, 8]}, 0, "favourites")
     picture = still(CurvePanel("p", "", [series], log=True, down=True))
     names = re.findall(r'<text class="path"[^>]* y="([\d.]+)"[^>]*>(.*?)</text>', picture)
-    assert [name for _, name in names] == ["1 ‹one›", "2 ‹&lt;b&gt;›", "‹one› 30", "‹&lt;b&gt;› 1"]
+    one, b = ("\u2068‹one›\u2069", "\u2068‹&lt;b&gt;›\u2069")
+    assert [name for _, name in names] == [f"1 {one}", f"2 {b}", f"{one} 30", f"{b} 1"]
     heights = [float(height) for height, _ in names]
     assert heights[0] < heights[1]  # rank 1 is above rank 2
     assert heights[2] > heights[3]
