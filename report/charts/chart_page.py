@@ -32,7 +32,7 @@ from ..pictures.style import DEPTH
 from ..table import Table
 from .scales import CIVIDIS
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel, Series, colours_of
-from .stills import step_share, still
+from .stills import path_of, step_share, still
 
 # ---------------------------------------------------------------- size limit of pages of deep models
 # Arrays that panels share are stored once, and long arrays keep only some of their steps.
@@ -355,28 +355,25 @@ def sparkline(
 ) -> Markup:
     """Draw a small curve without axes, its control in grey; "" for fewer than two points."""
     places = step_share(np.asarray(steps if len(steps) == len(values) else range(len(values)), dtype=float), is_log)
-    curves = [[(i, v) for i, v in enumerate(found) if math.isfinite(v)] for found in (control, values)]
-    if len(curves[1]) < 2:
+    curves = [[(i, float(v)) for i, v in enumerate(found)] for found in (control, values)]
+    shown = [v for curve in curves for _, v in curve if math.isfinite(v)]
+    if sum(math.isfinite(v) for _, v in curves[1]) < 2:
         return Markup("")
-    shown = [v for curve in curves for _, v in curve]
     low, high = min(shown), max(shown)
 
-    def points(curve: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    def place(i: int, v: float) -> tuple[float, float]:
         first, last = places[0], places[-1]
-        return [
-            (
-                2 + 96 * (places[i] - first) / (last - first or 1.0),
-                22 - 20 * ((v - low) / (high - low) if high > low else 0.5),
-            )
-            for i, v in curve
-        ]
+        return (
+            2 + 96 * (places[i] - first) / (last - first or 1.0),
+            22 - 20 * ((v - low) / (high - low) if high > low else 0.5),
+        )
 
     paths = [
-        f'<path{look} d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points(curve))}"/>'
+        f'<path{look} d="{path_of(place(i, v) for i, v in curve)}"/>'
         for curve, look in zip(curves, (' class="against"', ""), strict=True)
-        if len(curve) > 1
+        if sum(math.isfinite(v) for _, v in curve) > 1
     ]
-    x, y = points(curves[1])[-1]
+    x, y = next(place(i, v) for i, v in reversed(curves[1]) if math.isfinite(v))
     return Markup(
         f'<svg class="spark" viewBox="0 0 100 24" aria-hidden="true">{"".join(paths)}'
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2"/></svg>'

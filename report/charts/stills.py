@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
@@ -444,23 +444,33 @@ def _draw_line(line: Line, across: Across, scale: Scale, frame: _Frame, *, many:
     points = [(frame.x(across.share(float(line.x[i]))), frame.y(scale.share(float(line.y[i])))) for i in keep]
     if line.look == "band":
         there = [(x, y, frame.y(scale.share(-float(line.y[i])))) for i, (x, y) in zip(keep, points, strict=True)]
-        there = [p for p in there if all(map(math.isfinite, p))]
-        outline = [f"{x:.1f} {y:.1f}" for x, y, _ in there] + [f"{x:.1f} {y:.1f}" for x, _, y in reversed(there)]
-        return f'<path d="M{"L".join(outline)}Z" fill="var(--muted)" opacity=".25"/>' if there else ""
-    pieces, pen = [], "M"
-    for x, y in points:
-        if math.isfinite(y):
-            pieces.append(f"{pen}{x:.1f} {y:.1f}")
-        pen = "L" if math.isfinite(y) else "M"
+        d = ""
+        for is_finite, part in groupby(there, lambda p: all(map(math.isfinite, p))):
+            held = list(part)
+            if is_finite:
+                outline = [(x, y) for x, y, _ in held] + [(x, y) for x, _, y in reversed(held)]
+                d += f"{path_of(outline)}Z"
+        return f'<path d="{d}" fill="var(--muted)" opacity=".25"/>' if d else ""
+    d = path_of(points)
     dash = f' stroke-dasharray="{_DASHES[line.look]}"' if line.look in _DASHES else ""
     faint = ' opacity=".45" style="stroke-width:.8"' if line.faint else f' opacity="{PALE}"' if line.pale else ""
-    path = f'<path class="l" d="{"".join(pieces)}" stroke="{line.colour}"{dash}{faint}/>' if pieces else ""
+    path = f'<path class="l" d="{d}" stroke="{line.colour}"{dash}{faint}/>' if d else ""
     lone = len(line.x) == 1
     if not lone and (many or len(points) >= 25 or line.look == "control" or line.faint):
         return path
     dots = [(x, y) for x, y in points if math.isfinite(y)]
     dot = f'r="1.8" fill="{line.colour}"{faint}'
     return path + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" {dot}/>' for x, y in dots)
+
+
+def path_of(points: Iterable[tuple[float, float]]) -> str:
+    """Return the path of a line through points, which begins anew behind each that is not finite."""
+    pieces, pen = [], "M"
+    for x, y in points:
+        if math.isfinite(y):
+            pieces.append(f"{pen}{x:.1f} {y:.1f}")
+        pen = "L" if math.isfinite(y) else "M"
+    return "".join(pieces)
 
 
 _NAME_WIDTH, _NAME_GAP = 100, 11.0

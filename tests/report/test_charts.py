@@ -155,6 +155,20 @@ def test_a_small_curve_has_each_step_at_its_place():
     assert [float(x) for x in even] == [2.0, 50.0, 98.0]
 
 
+def test_small_curves_and_bands_break_where_there_is_no_number():
+    nan = float("nan")
+    small = sparkline([1.0, 2.0, nan, 4.0, 3.0], [nan, 1.0, nan, 1.0, 1.0])
+    subpaths = [[part.count("L") for part in d.split("M")[1:]] for d in re.findall(r'd="([^"]+)"', small)]
+    assert subpaths == [[0, 1], [1, 1]]  # the control first
+    assert sparkline([1.0, nan, nan]) == ""
+    band = Series(np.array([0.1, 0.2, nan, 0.3, 0.4, 0.5]), {"step": range(6)}, 0, "stranger", "band")
+    line = Series(np.zeros(6), {"step": range(6)}, 0)
+    (d,) = re.findall(r'<path d="([^"]+)" fill="var\(--muted\)"', still(CurvePanel("a", "a", [line, band])))
+    assert [len(re.findall("[ML]", part)) for part in d.split("Z")] == [4, 6, 0]
+    shares = [{float(x) for x in re.findall(r"[ML]([\d.]+) ", part)} for part in d.split("Z")[:2]]
+    assert max(shares[0]) < min(shares[1])
+
+
 def test_axes_have_titles():
     for x, log, title in (("step", True, "optimizer steps, log scale"), ("layer", False, "block")):
         panel = CurvePanel("p", "P", [Series(np.array([1.0, 2.0]), {x: [1, 2]})], x, x_log=log)
