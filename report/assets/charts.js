@@ -501,16 +501,18 @@ const charts = (() => {
       // What others are judged against comes last.
       const away = Math.abs(u.valToPos(value, "y") - top) + (line.look === "control" || line.look === "band" ? 1e6 : 0);
       const name = [...new Set([owner, line.name])].filter(Boolean).join(", ") || panel.title;
-      found.push([away, row(colourOf(line, single, data), name + aside, written(value)), line]);
+      found.push([away, line, name + aside, value, 1]);
       for (const member of line.members || []) {
         const there = member.y[member.x.indexOf(x)];
-        if (finite(there)) found.push([away + 1e4, row(alpha(colourOf(line, single, data), 0.5), data.runs[member.run].name, written(there))]);
+        if (finite(there)) found.push([away + 1e4, line, data.runs[member.run].name, there, 0.5]);
       }
     });
     if (!found.length) { hideTip(); return; }
     found.sort((a, b) => a[0] - b[0]);
-    hooks.point(found[0][2]?.run ?? null);
-    const rows = found.slice(0, MOST).map(pair => pair[1]);
+    // The run that is pointed at has its colour before the rows have theirs.
+    hooks.point(found[0][1].run ?? null);
+    const coloured = (line, share) => share < 1 ? alpha(colourOf(line, single, data), share) : colourOf(line, single, data);
+    const rows = found.slice(0, MOST).map(([, line, name, value, share]) => row(coloured(line, share), name, written(value)));
     if (found.length > MOST) rows.push(node("div", "more", `and ${found.length - MOST} more`));
     const box = u.over.getBoundingClientRect();
     showTip(box.left + left, box.top + top, [node("div", "at", `${word} ${at}`), ...rows]);

@@ -419,6 +419,9 @@ def test_of_more_runs_than_colours_first_best_and_worst_stand_out(tmp_path, make
     # Hovering over a line names its run, and colours it.
     _, _, nearest, *_ = hover(tab, "loss-live", 1)
     assert nearest == "run-1, train"
+    assert (
+        tab.page.locator(f"{TOOLTIP} .row i").first.evaluate("i => i.style.getPropertyValue('--c')") == RUN_COLOURS[3]
+    )
     assert inks(tab, "loss-live", 0.97) == set(RUN_COLOURS[:4])
     # So it is in print, with names.
     still = tab.page.locator("#panel-loss-live .still")
@@ -426,6 +429,15 @@ def test_of_more_runs_than_colours_first_best_and_worst_stand_out(tmp_path, make
     assert strokes == {"var(--muted)", *(f"var(--run-{n})" for n in range(3))}
     keys = still.locator(".keys span").evaluate_all("all => all.map(key => key.textContent)")
     assert {f"run-{n} ({role}), train" for n, role in roles.items()} <= set(keys)
+
+
+def test_a_number_in_a_tooltip_keeps_its_line_beside_a_long_name(tmp_path, open_page):
+    panel = CurvePanel("a", "a", [Series(np.array([1.234e-9, -1.234e-9]), {"step": [0, 1]}, 0, "long " * 30)])
+    write_text(tmp_path / "page.html", render_page("page", [Panels([panel])], runs=[PageRun("a")]))
+    tab = open_page(tmp_path / "page.html")
+    hover(tab, "a", 1)
+    high = "b => b.getBoundingClientRect().height / parseFloat(getComputedStyle(b).lineHeight)"
+    assert tab.page.locator(f"{TOOLTIP} .row b").evaluate(high) < 1.5
 
 
 def test_pictures_and_switches_have_names_headings_their_order_and_points_are_read_by_keyboard(one, open_page):
