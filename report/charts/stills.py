@@ -464,13 +464,15 @@ def _draw_line(line: Line, across: Across, scale: Scale, frame: _Frame, *, many:
 
 
 def path_of(points: Iterable[tuple[float, float]]) -> str:
-    """Return the path of a line through points, which begins anew behind each that is not finite."""
-    pieces, pen = [], "M"
-    for x, y in points:
-        if math.isfinite(y):
-            pieces.append(f"{pen}{x:.1f} {y:.1f}")
-        pen = "L" if math.isfinite(y) else "M"
-    return "".join(pieces)
+    """Return the path of a line through points, which begins anew behind each that is not finite. A point alone is a
+    line of no length, whose round ends are a dot.
+    """
+    parts = []
+    for is_finite, part in groupby(points, lambda point: math.isfinite(point[1])):
+        held = [f"{x:.1f} {y:.1f}" for x, y in part]
+        if is_finite:
+            parts.append(f"M{'L'.join(held)}{'h0' if len(held) == 1 else ''}")
+    return "".join(parts)
 
 
 _NAME_WIDTH, _NAME_GAP = 100, 11.0

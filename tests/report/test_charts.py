@@ -157,6 +157,7 @@ def test_a_small_curve_has_each_step_at_its_place():
 
 def test_small_curves_and_bands_break_where_there_is_no_number():
     nan = float("nan")
+    assert 'd="M2.0 22.0h0M' in sparkline([1.0, nan, 4.0, 3.0])  # a point alone is a dot
     small = sparkline([1.0, 2.0, nan, 4.0, 3.0], [nan, 1.0, nan, 1.0, 1.0])
     subpaths = [[part.count("L") for part in d.split("M")[1:]] for d in re.findall(r'd="([^"]+)"', small)]
     assert subpaths == [[0, 1], [1, 1]]  # the control first
