@@ -25,12 +25,12 @@ from ..findings.run_history import RunHistory, read_runs
 from ..measure.records import RunDir
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, render_page
 from .charts.run_panels import panels_of_runs
-from .charts.specs import ChartPanel, PageRun, colours_of, roles_of
+from .charts.specs import PICTURED, ChartPanel, PageRun, colours_of, roles_of
 from .html_page import colour_variable, navigation, write_page
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
 from .sections.section import csv_numbers
-from .sections.training_view import PICTURED, TrainingView, steps_are_wide
+from .sections.training_view import TrainingView, steps_are_wide
 from .snapshot_page import build_snapshot_page, lies_in_its_run, snapshot_page
 from .snapshot_table import tables_of_runs
 from .table import Column, Table

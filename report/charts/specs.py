@@ -35,6 +35,10 @@ def axis_title(name: str, *, log: bool = False) -> str:
     return f"{_AXIS_TITLES.get(name, name)}{', log scale' if log else ''}"
 
 
+PICTURED = 3
+"""Number of runs that get pictures of blocks, heads and maps, and lists in still pictures; further runs have only the
+numbers.
+"""
 DIGITS = 4
 """Significant digits of every number in a page."""
 

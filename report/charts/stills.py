@@ -21,6 +21,7 @@ from .scales import CIVIDIS, Scale, cell_colour, depth_colour, fitting_scale, pn
 from .specs import (
     LOOKS,
     MARKS,
+    PICTURED,
     ChartPanel,
     CurvePanel,
     HeatmapPanel,
@@ -64,7 +65,7 @@ def still(panel: ChartPanel, description: str = "", runs: Sequence[PageRun] = ()
         runs: runs of the page.
     """
     if isinstance(panel, RankingPanel):
-        return _ranking(panel)
+        return _ranking(panel, runs)
     if isinstance(panel, MatrixPanel):
         return _matrix(panel)
     described = f'role="img" aria-label="{escape(description or panel.title)}"'
@@ -666,16 +667,18 @@ def _growing(value: float, share: float) -> str:
     return f"background:color-mix(in srgb,{tone} {percent}%,var(--paper)){ink}"
 
 
-def _ranking(panel: RankingPanel) -> Markup:
-    """Render the lists of the first and the last step of every run."""
-    runs = sorted({ranking.run for ranking in panel.rankings})
+def _ranking(panel: RankingPanel, runs: Sequence[PageRun]) -> Markup:
+    """Render the lists of the first and the last step of every run, or of the first of many."""
+    ranked = sorted({ranking.run for ranking in panel.rankings})
     parts = []
-    for run in runs:
+    for run in ranked[:PICTURED]:
         held = sorted((r for r in panel.rankings if r.run == run), key=lambda r: r.step)
         for ranking in held if len(held) < 2 else (held[0], held[-1]):
             when = panel.start if ranking.step == 0 else f"step {ranking.step:,}"
-            parts.append(ranking_table(panel, ranking.rows, when))
-    return Markup('<div class="lists">') + Markup("").join(parts) + Markup("</div>")
+            parts.append(ranking_table(panel, ranking.rows, f"{runs[run].name}, {when}" if len(runs) > 1 else when))
+    note = f"Shown: {PICTURED} of {len(ranked)} runs." if len(ranked) > PICTURED else ""
+    lists = Markup('<div class="lists">') + Markup("").join(parts) + Markup("</div>")
+    return lists + (Markup('<p class="note">{}</p>').format(note) if note else "")
 
 
 def ranking_table(panel: RankingPanel, rows: Sequence[Sequence[str]], when: str) -> Markup:

@@ -19,13 +19,11 @@ from ...findings.run_history import (
 )
 from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import Quantity
-from ..charts.specs import ChartPanel, Drawn, on_one_scale
+from ..charts.specs import PICTURED, ChartPanel, Drawn, on_one_scale
 from ..csv_files import LabelledArray
 from ..pictures.panels import blocks_of_change
 from .section import Picture, Section
 
-PICTURED = 3
-"""Number of runs that get pictures of blocks, heads and maps; further runs have only the numbers."""
 AVERAGED = "averaged weights"
 """Legend of what ``optim.ema`` measures beside the trained weights."""
 _MAX_POINTS = 600  # per loss curve; more than a picture has pixels says nothing more

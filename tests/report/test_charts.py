@@ -253,6 +253,18 @@ def test_keys_of_looks_of_several_runs_are_in_ink():
     assert set(keys_in(still(CurvePanel("a", "a", lines[:2]), runs=runs[:1])).values()) == {"var(--run-0)"}
 
 
+def test_lists_of_several_runs_have_their_names_and_are_few():
+    rankings = [Ranking(run, step, [["1", "a", "2.0"]]) for run in range(4) for step in (0, 5, 10)]
+    panel = RankingPanel("rank", "", ["", "token", "p"], rankings, texts=[1])
+    picture = still(panel, runs=[PageRun(f"run-{i}") for i in range(4)])
+    captions = [f"run-{run}, {when}" for run in range(3) for when in ("at birth", "step 10")]
+    assert re.findall("<caption>(.*?)<", picture) == captions
+    assert "Shown: 3 of 4 runs." in picture
+    alone = still(RankingPanel("rank", "", ["", "token", "p"], rankings[:3]), runs=[PageRun("run-0")])
+    assert re.findall("<caption>(.*?)<", alone) == ["at birth", "step 10"]
+    assert "Shown" not in alone
+
+
 @pytest.mark.parametrize(("run", "place"), [(4, 1), (5, 3)])
 def test_a_still_of_one_of_many_runs_has_its_colour(run, place):
     roles = dict(zip((1, 4, 7), ("first", "best", "worst"), strict=True))
