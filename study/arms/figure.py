@@ -37,10 +37,17 @@ _A_SINK = 0.3
 
 
 class Family(NamedTuple):
-    """Arms that share a panel, a marker, and the colours among them."""
+    """Arms that share a panel and the colours among them: those of one title, with one marker, or a part of them."""
 
     title: str
     arms: list[ArmResult]
+    part: str = ""
+    """Places of its arms among those of the title, ``1 to 3``; "" for all."""
+
+    @property
+    def heading(self) -> str:
+        """Heading of its panel."""
+        return self.title if not self.part else f"{self.title}, {self.part}" if self.title else f"arms {self.part}"
 
 
 class Look(NamedTuple):
@@ -82,14 +89,22 @@ def _in_parts(family: Family) -> list[Family]:
     n_parts = -(-n_arms // (len(RUN_COLOURS) - 1))
     # Evenly: 6 arms are 3 and 3, not 5 and 1.
     chunks = np.array_split(np.arange(n_arms), n_parts) if n_arms else []
-    return [Family(family.title, [family.arms[i] for i in chunk]) for chunk in chunks]
+    return [
+        Family(
+            family.title,
+            [family.arms[i] for i in chunk],
+            f"{chunk[0] + 1} to {chunk[-1] + 1}" if n_parts > 1 else "",
+        )
+        for chunk in chunks
+    ]
 
 
 def looks_of(study: ArmStudy, grouped: Sequence[Family]) -> dict[str, Look]:
     """Return the look of each arm: a marker for its family, a colour within it; the first arm's is its alone."""
+    titles = list(dict.fromkeys(family.title for family in grouped))
     looks = {
-        result.arm: Look(1 + i, _MARKERS[place % len(_MARKERS)])
-        for place, family in enumerate(grouped)
+        result.arm: Look(1 + i, _MARKERS[titles.index(family.title) % len(_MARKERS)])
+        for family in grouped
         for i, result in enumerate(family.arms)
     }
     return looks | {next(iter(study.arms)): Look(0, "*")}
@@ -179,7 +194,7 @@ def _sinks_over_training(grid: Any, panels: Sequence[Family], first: ArmResult |
         uniform = next((r.uniform for r in shown if np.isfinite(r.uniform)), None)
         if uniform is not None:
             axes.axhline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
-        axes.set_title(family.title)
+        axes.set_title(family.heading)
         axes.set_ylim(min(-0.02 * top, 1.05 * lowest), max(top, 1.05 * highest))
         axes.margins(x=0.03)
         axes.xaxis.set_major_formatter(count_formatter())

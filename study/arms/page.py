@@ -169,7 +169,7 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
         *(Prose(sentence) for sentence in answers),
         Prose(rests_on, note=True),
         Panels([_scatter(results, grouped, looks)], wide=True),
-        *([Html(_legend(grouped, looks))] if len(grouped) > 1 else []),
+        *([Html(_legend(grouped, looks))] if len({family.title for family in grouped}) > 1 else []),
         Heading("training", "Sink mass over training", _about_curves(results, first)),
         Panels(_curves(results, grouped, first, looks)),
         Heading("table", "All figures"),
@@ -323,10 +323,8 @@ def _ends(spread: Spread) -> tuple[float, float] | None:
 
 def _legend(grouped: Sequence[Family], looks: Mapping[str, Look]) -> Markup:
     """Draw the families' markers."""
-    spans = (
-        f"<span>{mark_of(looks[family.arms[0].arm].marker, 'var(--ink)')}{escape(family.title or 'arms')}</span>"
-        for family in grouped
-    )
+    markers = {family.title: looks[family.arms[0].arm].marker for family in grouped}
+    spans = (f"<span>{mark_of(marker, 'var(--ink)')}{escape(title)}</span>" for title, marker in markers.items())
     return Markup(f'<div class="keys">{"".join(spans)}</div>')
 
 
@@ -361,7 +359,7 @@ def _curves(
         if level is not None:
             uniform = np.full(len(level.steps), level.uniform)
             series.append(Series(uniform, {"step": level.steps}, None, "uniform", "control"))
-        panels.append(CurvePanel(f"family-{number}", family.title or "arms", series, unit="share of attention"))
+        panels.append(CurvePanel(f"family-{number}", family.heading or "arms", series, unit="share of attention"))
     return panels
 
 

@@ -134,6 +134,24 @@ def test_ten_families_are_told_apart_by_their_points(tmp_path):
         assert points[title.replace("family ", "arm-")] == d
 
 
+@pytest.mark.parametrize(
+    ("name", "titles"), [("", ["arms 1 to 4", "arms 5 to 8"]), ("one", ["one, 1 to 4", "one, 5 to 8"])]
+)
+def test_parts_of_a_large_family_have_one_marker_and_say_which_arms_they_hold(tmp_path, name, titles):
+    results = [arm(f"arm-{i}", [0.05 * i, 0.06 * i], [1 + i, 1.5 + i]) for i in range(10 if name else 9)]
+    study = study_of(results, {name: [f"arm-{i}" for i in range(1, 9)]} if name else None)
+    page = arms_page(study, results, [], tmp_path)
+    points = {n: d for d, n in re.findall(r'<path class="mark" d="([^"]+)"[^>]*data-tip="(arm-\d)', page)}
+    assert len({points[f"arm-{i}"] for i in range(1, 9)}) == 1
+    keys = re.findall(r'<span><svg [^>]*><path d="([^"]+)" fill="var\(--ink\)"/></svg>([^<]+)<', page)
+    assert keys == ([(points["arm-1"], "one"), (points["arm-9"], "other arms")] if name else [])
+    data = json.loads(re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.S)[1])
+    others = ["other arms"] if name else []
+    assert [p["title"] for p in data["panels"].values() if p["kind"] == "curves"] == titles + others
+    figure = study_figure(study, results)
+    assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()][: len(titles)] == titles
+
+
 def test_an_arm_has_one_colour_and_marker_in_figure_scatter_and_curves(tmp_path):
     results = [arm(f"arm-{i}", [0.05 * i, 0.06 * i], [1 + i, 1.5 + i]) for i in range(9)]
     for result in results:
