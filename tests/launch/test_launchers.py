@@ -146,7 +146,14 @@ def test_ctrl_c_in_an_import_is_one_line(module, asked, hides):
     assert (done.returncode, done.stderr) == (130, "birthmark: interrupted\n")
 
 
-STARTED = "import time\nopen('starts', 'a').write('start ')\ntime.sleep(100)\n"
+#: The agent, with SIGHUP as with a terminal or under nohup: tests run under either, and forked Pythons inherit it.
+AGENT = (
+    "import signal, sys; from birthmark.launch.torchrun_agent import main; signal.signal(1, signal.{action});"
+    "sys.exit(main())"
+)
+STARTED = (
+    "import signal, time\nsignal.signal(1, signal.SIG_DFL)\nopen('starts', 'a').write('start ')\ntime.sleep(100)\n"
+)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker under /proc")
@@ -155,13 +162,8 @@ STARTED = "import time\nopen('starts', 'a').write('start ')\ntime.sleep(100)\n"
 )
 def test_a_stop_before_the_first_step_is_final(receiver, number, tmp_path, environment, python):
     (tmp_path / "worker.py").write_text(STARTED)
-    agent = subprocess.Popen(
-        [python, "-m", "birthmark.launch.torchrun_agent", "--standalone", "--max_restarts=3", tmp_path / "worker.py"],
-        cwd=tmp_path,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [python, "-c", AGENT.format(action="SIG_DFL"), "--standalone", "--max_restarts=3", tmp_path / "worker.py"]
+    agent = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
     starts, end = tmp_path / "starts", time.monotonic() + 100
     while not (starts.is_file() and starts.read_text()) and time.monotonic() < end:
         time.sleep(0.02)
@@ -180,11 +182,7 @@ def test_a_stop_before_the_first_step_is_final(receiver, number, tmp_path, envir
 @pytest.mark.parametrize(("action", "status"), [("SIG_DFL", 128 + signal.SIGHUP), ("SIG_IGN", 0)])
 def test_a_lost_terminal_stops_the_agent_and_under_nohup_does_not(action, status, tmp_path, environment, python):
     (tmp_path / "worker.py").write_text("import time\nopen('starts', 'w').close()\ntime.sleep(0.6)\n")
-    script = (
-        f"import signal, sys; from birthmark.launch.torchrun_agent import main; signal.signal(1, signal.{action});"
-        "sys.exit(main())"
-    )
-    command = [python, "-c", script, "--standalone", tmp_path / "worker.py"]
+    command = [python, "-c", AGENT.format(action=action), "--standalone", tmp_path / "worker.py"]
     agent = subprocess.Popen(command, cwd=tmp_path, env=environment())
     while agent.poll() is None and not (tmp_path / "starts").exists():
         time.sleep(0.02)
