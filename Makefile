@@ -48,7 +48,7 @@ $(TRITON)/.installed: constraints.txt | $(VENV)/.installed
 
 kernels: setup $(TRITON)/.installed  ## run the kernels of GPUs on a CPU, in Triton's interpreter
 	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR)/$(TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m interpreter \
-		tests/metrics tests/models tests/trainer/test_optimizers.py
+		tests/metrics tests/models tests/trainer/test_optimizers.py tests/benchmarks/test_eigenvalues_kernel.py
 
 # Types of the whole package: mypy's cache keeps what did not change. Tests that train, start processes or are marked heavy are left out.
 quick: setup  ## lint, types and the tests that train nothing, under 2 minutes on two cores
