@@ -1,8 +1,7 @@
 """Births written shard by shard are the births that stand in memory, and hold one shard at a time."""
 
 import json
-import os
-import tracemalloc
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -83,18 +82,30 @@ def test_a_shard_ends_as_late_as_its_size_allows_and_names_keep_their_order(size
     assert all(before + named[part[0]] > limit for before, part in zip(weights, parts[1:], strict=False))
 
 
+TRACED = """
+import os, sys, tracemalloc
+from pathlib import Path
+from birthmark.models.birth import write_birth
+from birthmark.models.config import ModelConfig
+
+os.cpu_count = lambda: 2
+config = ModelConfig(d_model=128, n_layers=6, n_heads=4, vocab_size=8000, max_seq_len=8)
+for folder in ("first", "second"):  # what is imported or cached on the way is there the second time
+    Path(folder).mkdir()
+    tracemalloc.start()
+    write_birth(config, 0, Path(folder), int(sys.argv[1]))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+print(peak)
+"""
+
+
 @pytest.mark.parametrize("limit", [1, 5_000_000])
-def test_nothing_large_lives_beside_the_shard(limit, tmp_path, monkeypatch):
-    """numpy's memory is traced; two parameters that follow one another hold 4 MB each. A block that is drawn takes
-    eight times its values.
+def test_nothing_large_lives_beside_the_shard(limit, tmp_path, python):
+    """numpy's memory is traced, in a process without the threads of other tests; two parameters that follow one another
+    hold 4 MB each. A block that is drawn takes eight times its values.
     """
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    config = ModelConfig(d_model=128, n_layers=6, n_heads=4, vocab_size=8000, max_seq_len=8)
-    for folder in ("first", "second"):  # what is imported or cached on the way is there the second time
-        (tmp_path / folder).mkdir()
-        tracemalloc.start()
-        write_birth(config, 0, tmp_path / folder, limit)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+    command = [python, "-c", TRACED, str(limit)]
+    peak = int(subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout)
     blocks_being_drawn = 8 * 4 * BLOCK * 2
     assert peak < max(limit, 4 * 8000 * 128) + blocks_being_drawn + 500_000
