@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import UsageError
 from ..files import one_line, reason_of
 from .cache import Meta, build_once, facts_of_files, file_states, fingerprint, takes_files
-from .config import corpus_suffix
+from .suffixes import corpus_suffix
 
 _COPIED = 1 << 20
 #: Bytes of the longest row of a file of lines: readers hold several times as much.

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..files import user_path
-from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig, corpus_suffix, token_suffixes
+from .config import DataConfig
 from .documents import SurveyedCorpus
 from .row_corpora import HubCorpus, TableCorpus
+from .suffixes import TABLE_SUFFIXES, TEXT_SUFFIXES, corpus_suffix, token_suffixes
 from .text_files import FileCorpus, KeyedPath, keyed, unpacked, walk
 
 _NOT_STDLIB = ("site-packages", "dist-packages", "__pycache__")
@@ -54,7 +55,7 @@ def open_corpus(config: DataConfig) -> Corpus:
         _check_all_read(found, tables)
         cache_dir = config.cache_folder
         return TableCorpus(config, [unpacked(path, cache_dir) for _, path in by_suffix[tables[0]]])
-    if any(suffix in token_suffixes() for suffix in by_suffix):
+    if by_suffix.keys() & {*token_suffixes()}:
         raise UsageError(f"data.path: {config.path!r} holds tokens ({census}) where text is asked for; name text")
     raise UsageError(
         f"data.path: {config.path!r} holds no {'/'.join(TEXT_SUFFIXES)} files and no one kind of tabular files "

@@ -15,9 +15,10 @@ from typing import Any
 
 from ..errors import UsageError
 from .cache import build_once, facts_of_files, fingerprint
-from .config import TABLE_SUFFIXES, TOKEN_FILES, DataConfig, corpus_suffix, is_remote
+from .config import DataConfig, is_remote
 from .remote import Found, Store, name_of
 from .stored_files import point_to
+from .suffixes import TABLE_SUFFIXES, TOKEN_FILES, corpus_suffix
 
 #: Files that are asked for together.
 _AT_ONCE = 16

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from ..errors import RunError, UsageError
 from ..files import for_terminal, one_line, path_below, reason_of
 from ..urls import VARIABLE, credentials_of, hide_credentials, keep_credentials, with_credentials
-from .config import files_beside
+from .suffixes import files_beside
 
 _TRIES = 3
 _BACK_OFF_S = 1.0

@@ -24,13 +24,14 @@ from .bad_rows import check_first_row
 from .batch_sizes import BatchSizes
 from .batches import ShardedTokens, permuted
 from .cache import Meta, build_once, facts_of_files, fingerprint
-from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig, corpus_suffix, is_remote, token_suffixes
+from .config import DataConfig, is_remote
 from .corpora import files_by_suffix
 from .documents import below, text_hash
 from .encode import Document, encode_documents
 from .fetching import pointed_tables
 from .mixture import SourceOrder
 from .row_corpora import check_text_column
+from .suffixes import TABLE_SUFFIXES, TEXT_SUFFIXES, corpus_suffix, token_suffixes
 from .tokenizer import TextTokenizer
 
 

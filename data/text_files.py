@@ -22,7 +22,7 @@ from ..errors import RunError, UsageError
 from ..files import check_file, read_bytes, reason_of
 from .bad_rows import of_short_lines
 from .cache import build_once, facts_of_files, file_states, fingerprint, room_check, takes_files
-from .config import COMPRESSIONS, DataConfig, corpus_suffix
+from .config import DataConfig
 from .documents import (
     OUT,
     WITHIN,
@@ -34,6 +34,7 @@ from .documents import (
     text_hasher,
 )
 from .encode import SPLITS, Document, Split, Text
+from .suffixes import COMPRESSIONS, corpus_suffix
 from .workers import in_processes, n_cores
 
 # ---------------------------------------------------------------- compressed corpora

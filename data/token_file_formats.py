@@ -17,9 +17,9 @@ from typing_extensions import TypedDict
 from ..errors import UsageError
 from ..files import check_file, one_line, path_below, read_json
 from ..schema import Count
-from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_FILES, TokenFiles, described_by, token_suffixes
 from .encode import Split
 from .stored_files import StoredArray, file_bytes, map_tokens, open_file
+from .suffixes import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_FILES, TokenFiles, described_by, token_suffixes
 from .text_files import walk
 
 #: Types of stored tokens, by their names in ``data.token_dtype``: little-endian numpy dtypes.
@@ -521,7 +521,7 @@ class TokenFormat:
     """Recognition and reading of one kind of token files."""
 
     name: str
-    """Its name in `birthmark.data.config.TOKEN_FILES`, which has its suffixes."""
+    """Its name in `birthmark.data.suffixes.TOKEN_FILES`, which has its suffixes."""
 
     recognises: Callable[[Path], bool]
     read: Callable[[str, Path, str], list[TokenFile]]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 
-from ..child_python import leave_working_folder
+from ..child_python import leave_working_folder, stop_signals
 from ..errors import INTERRUPTED_STATUS, USAGE_STATUS, RunError, UsageError
 
 # Everything beyond the standard library is imported inside functions, once the working folder is off the path.
@@ -63,11 +63,10 @@ def _ignore_stops() -> None:
     """Ignore further stop signals, so that the exit status is that of the finished work.
 
     Python takes a moment to end, and launchers may ask for a stop once more meanwhile, or the terminal may go. SLURM
-    sends SIGUSR1. Windows lacks it, and SIGHUP.
+    sends SIGUSR1.
     """
-    for number in signal.Signals:
-        if number.name in ("SIGTERM", "SIGUSR1", "SIGHUP"):
-            signal.signal(number, signal.SIG_IGN)
+    for number in stop_signals("SIGTERM", "SIGUSR1", "SIGHUP"):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -241,7 +241,8 @@ def _launchers(config: RunConfig) -> Iterator[Finding]:
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:
-    from ..data.config import TABLE_SUFFIXES, corpus_suffix, is_remote
+    from ..data.config import is_remote
+    from ..data.suffixes import TABLE_SUFFIXES, corpus_suffix
 
     entries = config.data.entries
     rows = any(entry.startswith("hf:") or corpus_suffix(entry) in TABLE_SUFFIXES for entry in entries)

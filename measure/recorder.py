@@ -623,6 +623,7 @@ class SnapshotRecorder:
         per_step = self.tokens_per_step
         tokens = per_step(step) if callable(per_step) else None if per_step is None else step * per_step
         about = {"step": step, "tokens": tokens, "init_seed": self.init_seed, "init_from": self.init_from or None}
+        texts = self.token_texts or self._tokenizer_texts
         snapshot = snapshot_of(
             model,
             by_probe["random"],
@@ -632,7 +633,7 @@ class SnapshotRecorder:
             seconds=seconds,
             birth=self.birth,
             top_k=self.config.top_k,
-            token_texts=self.token_texts or self._tokenizer_texts,
+            token_texts=texts,
             n_tokens=self._n_tokens,
         )
         if step == 0 and self.newborn is not None:
@@ -641,9 +642,7 @@ class SnapshotRecorder:
             snapshot = _with_arrays(snapshot, {"stranger_direction": directions, "stranger_mean_prob": probs})
         for name, found in by_probe.items():
             if name != "random":
-                snapshot = add_probe(
-                    snapshot, name, found, self.token_texts or self._tokenizer_texts, self._probes[name]
-                )
+                snapshot = add_probe(snapshot, name, found, texts, self._probes[name])
         return snapshot
 
 

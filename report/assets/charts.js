@@ -9,7 +9,6 @@ const charts = (() => {
   };
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const runColour = run => run === undefined ? css("--muted") : css(`--run-${run % 6}`);
-  const POINTED = 3; // the colour of a run that the reader points at, where more are grey
   const DASHES = { dashed: [5, 3], dotted: [1.5, 2.5], control: [4, 3] };
   const finite = v => v !== null && v !== undefined && Number.isFinite(v);
 
@@ -191,7 +190,7 @@ const charts = (() => {
     const place = line.colour ?? (line.run in data.run_colours ? data.run_colours[line.run] : line.run);
     if (place !== null) return runColour(place);
     // One of many runs: grey, unless it is alone or the reader points at it.
-    return single || line.run === data.pointed || line.members?.some(member => member.run === data.pointed) ? runColour(POINTED) : alpha(css("--muted"), 0.3);
+    return single || line.run === data.pointed || line.members?.some(member => member.run === data.pointed) ? runColour(data.pointed_colour) : alpha(css("--muted"), 0.3);
   };
   const isGrey = (line, data) => line.run !== undefined && line.colour === undefined && data.run_colours[line.run] === null;
 

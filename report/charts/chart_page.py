@@ -32,7 +32,7 @@ from ..pictures.style import DEPTH
 from ..table import Table
 from .scales import CIVIDIS
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel, Series, colours_of
-from .stills import path_of, step_share, still
+from .stills import POINTED, path_of, step_share, still
 
 # ---------------------------------------------------------------- size limit of pages of deep models
 # Arrays that panels share are stored once, and long arrays keep only some of their steps.
@@ -307,6 +307,7 @@ def island(panels: Iterable[ChartPanel], runs: Sequence[PageRun]) -> str:
     data: dict[str, Any] = {
         "runs": [run.to_json() for run in runs],
         "run_colours": colours_of(runs),
+        "pointed_colour": POINTED,
         "steps": _steps(panels),
         "colours": list(CIVIDIS),
         "depth": list(DEPTH),

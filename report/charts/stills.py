@@ -50,7 +50,7 @@ _MOST_NUMBERED = (16, 12)
 """Largest numbers of rows and columns of a map with numbers in its cells; a larger map is a picture."""
 _DASHES = {"dashed": "5 3", "dotted": "1.5 2.5", "control": "4 3"}
 _KEY_LOOKS = {"dots": "dot"}
-_POINTED = 3
+POINTED = 3
 """Place among the colours of a grey run that stands alone, or that a reader of the page points at."""
 PALE = 0.4
 """Opacity of the first of two steps."""
@@ -157,15 +157,15 @@ def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Ite
     if next(iter(axes), "") == "layer" and len(counts[0]) > _MOST_LINES:
         counts[0] = blocks_of_change([_on_axis(values, panel.log)], len(counts[0]), _MOST_LINES)
     run = run_variable(series.run if series.colour is None else series.colour)
+    given: dict[str, Any] = {"run": series.run, "is_coloured": series.colour is not None}
     if in_facets:
         colour = run if series.run is not None else run_variable(0)
         for i, layer in enumerate(axes["layer"]):
             lines, facet = (values[i] if "head" in axes else values[i][None]), f"block {layer}"
-            given: dict[str, Any] = {"facet": facet, "run": series.run, "is_coloured": series.colour is not None}
             for line in lines if len(lines) > 1 else ():
-                yield Line(x, line, colour, "one head", look, "", faint=True, **given)
+                yield Line(x, line, colour, "one head", look, "", facet=facet, faint=True, **given)
             name = ("mean of the heads" if len(lines) > 1 else "the head") if "head" in axes else series.name
-            yield Line(x, lines.mean(0), colour, name, look, "", **given)
+            yield Line(x, lines.mean(0), colour, name, look, "", facet=facet, **given)
         return
     for index in product(*counts):
         where = ", ".join(
@@ -178,19 +178,7 @@ def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Ite
             continue
         ends = (axes["layer"][0], axes["layer"][-1]) if "layer" in axes else None
         plain_name = ", ".join(filter(None, [series.name, said]))
-        yield Line(
-            x,
-            values[index],
-            colour,
-            name,
-            look,
-            plain_name,
-            ends,
-            facet,
-            pale=pale,
-            run=series.run,
-            is_coloured=series.colour is not None,
-        )
+        yield Line(x, values[index], colour, name, look, plain_name, ends, facet, pale=pale, **given)
 
 
 def _told_apart(lines: Sequence[Line], runs: Sequence[PageRun]) -> list[Line]:
@@ -205,7 +193,7 @@ def _told_apart(lines: Sequence[Line], runs: Sequence[PageRun]) -> list[Line]:
         return [
             line
             if line.run is None or line.is_coloured or line.blocks
-            else replace(line, colour=run_variable(_POINTED if (place := places[line.run]) is None else place))
+            else replace(line, colour=run_variable(POINTED if (place := places[line.run]) is None else place))
             for line in lines
         ]
     grey, others = [], []

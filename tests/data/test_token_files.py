@@ -13,8 +13,9 @@ import pytest
 
 from birthmark.data import stored_files
 from birthmark.data import token_file_formats as formats
-from birthmark.data.config import TOKEN_FILES, DataConfig, SourceConfig, TokenFiles
+from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.prepare import prepare
+from birthmark.data.suffixes import TOKEN_FILES, TokenFiles
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
 

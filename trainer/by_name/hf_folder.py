@@ -179,14 +179,14 @@ class HFFolder:
         """
         # A head that is tied to the embedding is stored once; some libraries store all experts as one tensor.
         most_numbers, most_tensors = 2 * self.weights.n_numbers + (1 << 16), 256 * self.weights.n_tensors + 1024
-        held = dict[tuple[int, str], int]()
+        held = set[tuple[int, str]]()
         n_numbers = 0
 
         def check(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
             nonlocal n_numbers
             if parameter is None or (id(module), name) in held:  # loading registers it again
                 return
-            held[id(module), name] = parameter.numel()
+            held.add((id(module), name))
             n_numbers += parameter.numel()
             if n_numbers > most_numbers or len(held) > most_tensors:
                 raise _TooLargeError(
