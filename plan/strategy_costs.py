@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.batch_sizes import BatchShares
 from ..trainer.config import TrainerConfig
 from ..trainer.strategies import fsdp2
 from ..trainer.strategies.table import STRATEGIES, StrategyName
@@ -36,9 +35,7 @@ class StepSizes:
     @property
     def accumulate(self) -> int:
         """Micro-batches of a process in a step."""
-        trainer = self.trainer
-        n_shares = trainer.data_shares(self.n_processes)
-        return BatchShares(trainer.global_batch_size, trainer.micro_batch_size, n_shares).accumulation
+        return self.trainer.batch_shares(self.n_processes).accumulation
 
     @property
     def full(self) -> float:

@@ -308,6 +308,11 @@ class TrainerConfig:
         """Return the number of parts that ``n_processes`` divide a batch into: one for each context group."""
         return max(1, n_processes // self.context_parallel)
 
+    def batch_shares(self, n_processes: int, step: int | None = None) -> BatchShares:
+        """Return the shares of ``n_processes`` in the batch of ``step``, counted from 0; by default in a full one."""
+        size = self.global_batch_size if step is None else self.batch_sizes.size(step)
+        return BatchShares(size, self.micro_batch_size, self.data_shares(n_processes))
+
     def shared_by(self, n_processes: int) -> TrainerConfig:
         """Return this config for ``n_processes``, with the size of their largest micro-batch.
 
@@ -320,8 +325,7 @@ class TrainerConfig:
                 f"trainer.batch_ramp.start {self.batch_ramp.start} is less than {n_shares} processes: give "
                 f"{n_shares} or more, or start {self.batch_ramp.start}"
             )
-        shares = BatchShares(self.global_batch_size, self.micro_batch_size, n_shares)
-        return dataclasses.replace(self, micro_batch_size=shares.micro_batch_size)
+        return dataclasses.replace(self, micro_batch_size=self.batch_shares(n_processes).micro_batch_size)
 
     def problems(self) -> list[str]:
         """List everything that makes this config impossible, one line each, with the remedy."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import shlex
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,18 +21,13 @@ from rich.console import Console
 
 from ..callbacks.loggers import check_installed, close_loggers
 from ..callbacks.wandb_run import WandbRun
-from ..data.batch_sizes import BatchShares
 from ..data.prepare import PreparedData, prepare
-from ..data.process_batches import StreamSource
-from ..data.splitting import duplicates_in_words
 from ..errors import UsageError
 from ..evaluation.evaluator import Evaluator, Material
-from ..kernel_devices import why_not_triton
 from ..measure.measurement import check_attention_weights
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
 from ..models.adapters import base_digest
-from ..models.attention.kernel_choice import explicit_because, kernel_sentence, kernels_of
 from ..models.birth import digest
 from ..models.decoder import Decoder
 from ..report.terminal import RunConsole, say
@@ -46,9 +39,8 @@ from .devices import growing_segments, keep_freed_memory
 from .initial_model import initialize_model
 from .loop.profiling import collector_at_rest
 from .loop.training_data import ReadAhead, TrainingData
-from .lr_schedule import continued_rate
 from .module import PretrainModule
-from .numerics import decide, decisions, numerics
+from .numerics import decide, numerics
 from .optimizers.parameter_groups import parameter_groups
 from .processes.heartbeat import watched
 from .processes.launched_process import LaunchedProcess, launched_process, stop_with_agent
@@ -61,8 +53,9 @@ from .processes.process_group import (
 )
 from .provenance import versions
 from .run_callbacks import build_callbacks, build_loggers, build_recorder
-from .run_folder import RunStart, begin_run, check_resumable, check_unused
+from .run_folder import begin_run, check_resumable, check_unused
 from .saved_config import write_config
+from .start_messages import print_data, print_start
 from .strategies.lightning_setup import check_launch, set_up_strategy
 from .strategies.table import STRATEGIES
 
@@ -101,6 +94,21 @@ def _check_same_everywhere(config: RunConfig, birth: str, data: PreparedData) ->
     check_same("birth digest", birth, "the nodes' libraries compute otherwise; install the same on all of them")
 
 
+def _prepare_data(config: RunConfig, process: LaunchedProcess | None) -> PreparedData:
+    """Prepare the run's data, and raise UsageError if it cannot be trained as the config asks."""
+    # One process of a node reads all of its shards again; a damaged one ends the others too.
+    checked = config.data if process is None or process.local_rank == 0 else replace(config.data, verify="size")
+    data = prepare(
+        checked,
+        vocab_size=config.model.vocab_size,
+        seq_len=config.model.max_seq_len,
+        batch_sizes=config.trainer.batch_sizes,
+    )
+    _check_epochs(config, data)
+    _check_documents(config, data)
+    return data
+
+
 def _fitted(config: RunConfig, data: PreparedData) -> RunConfig:
     """Set the run's vocabulary to that of the tokenizer trained on the corpus: a small corpus gives fewer tokens than
     asked.
@@ -121,53 +129,21 @@ def _check_epochs(config: RunConfig, data: PreparedData) -> None:
             )
 
 
+def _check_documents(config: RunConfig, data: PreparedData) -> None:
+    """Raise UsageError if attention should stay within documents, and the data does not say where they end."""
+    if config.model.attention.documents and data.borders is None and config.data.path != "backcopy":
+        raise UsageError(
+            "model.attention.documents: no one end-of-text token in the ids says where documents end; give a "
+            "data.tokenizer that has one, the same data.end_token for all sources, token files that hold it, or "
+            "leave it out"
+        )
+
+
 def _check_optimizer(config: RunConfig, model: Decoder) -> None:
     """Raise UsageError if the run's optimizer is not installed, or does not suit this model."""
     # DeepSpeed's strategies have optimizers for all models alone, and hold the parameters by themselves.
     if not STRATEGIES[config.trainer.strategy].engine:
         config.optim.optimizer.build(parameter_groups(model, config.optim.optimizer), config.optim.lr)
-
-
-def _mixture_line(config: RunConfig, data: PreparedData) -> str:
-    """Describe the shares of the sources, their changes, and the run's passes over each."""
-    assert data.mixture is not None
-    epochs = data.epochs(config.trainer.batch_sizes.before(config.trainer.max_steps))
-    often = {name: f" ({times:.2g} ×)" for name, times in epochs.items()}
-    said = ", ".join(f"{name} {share:.1%}{often.get(name, '')}" for name, share in data.mixture.shares.items())
-    for change, stage in zip(config.data.schedule, data.mixture.stages[1:], strict=True):
-        said += f"; from step {change.step:,} on "
-        said += ", ".join(f"{name} {share:.1%}" for name, share in stage.shares.items() if share)
-    weights = [source.weight for source in config.data.sources if source.weight is not None]
-    if not weights or math.isclose(sum(weights), 1):
-        return f"sources: {said}"
-    return f"sources: {said}; weights add up to {sum(weights):g}, and each is taken relative to that"
-
-
-def _stream_lines(source: StreamSource) -> list[str]:
-    """Describe the reading of streamed sets, and the parts of it that depend on more than the data."""
-    settings, files = source.settings, sum(table.n_files for table in source.tables.values())
-    fewest, n_streams = min(table.n_files for table in source.tables.values()), settings.n_streams
-    lines = [
-        f"stream: {files} file{'s' if files > 1 else ''} in {n_streams} streams, {settings.buffer} sequences of each "
-        "shuffled at a time; the order is the same on any number of processes, as long as files keep names and sizes"
-    ]
-    if fewest < n_streams:
-        lines.append(
-            f"stream: up to {-(-n_streams // fewest)} streams read each file and take turns at its rows: fewer "
-            "data.n_streams, or more files, read less"
-        )
-    if world_size() > n_streams:
-        lines.append(
-            f"stream: up to {-(-world_size() // n_streams)} of the {world_size()} processes read and tokenise each "
-            "stream: more data.n_streams, from a run's start on, read less"
-        )
-    return lines
-
-
-def _shares(settings: TrainerConfig, step: int) -> BatchShares:
-    """Return the shares of the processes in the batch of step ``step``, counted from 0."""
-    n_shares = settings.data_shares(world_size())
-    return BatchShares(settings.batch_sizes.size(step), settings.micro_batch_size, n_shares)
 
 
 def _quiet() -> None:
@@ -180,73 +156,6 @@ def _quiet() -> None:
         r".*compute.* was called before the .*update.*",  # a rank without a sequence of a small probe adds nothing
     ):
         warnings.filterwarnings("ignore", message)
-
-
-def _print_start(
-    console: Console,
-    config: RunConfig,
-    asked: RunConfig,
-    run: RunDir,
-    start: RunStart,
-    device: torch.device,
-    *,
-    resumed: bool,
-) -> None:
-    """Print the start: its kind, the amount of training, departures from ``asked``, and the computation of attention if
-    no fused kernel does it.
-    """
-    kind = "start" if config.init_from else "birth"
-    birth = f"{start.birth['n_params']:,} parameters  {kind} {start.birth['digest'][:12]}…"
-    say(
-        console,
-        f"{birth}  "
-        + (f"resumed at step {start.step}" if resumed else config.init_from or f"init_seed {config.init_seed}")
-        + (f"  adapter {config.adapter.kind}" if config.adapter.is_on else "")
-        + (f"  {world_size()} processes" if world_size() > 1 else ""),
-        title=str(run.path),
-    )
-    if start.log_lacks_from is not None:
-        say(
-            console,
-            f"{run.metrics}: has no training loss between step {start.log_lacks_from:,} and {start.step:,}, though the "
-            "run has been there: lines were lost, and its page lacks them",
-        )
-    settings = config.trainer
-    first, last = (
-        settings.batch_sizes.size(step) * config.model.max_seq_len for step in (start.step, settings.max_steps - 1)
-    )
-    say(
-        console,
-        f"{settings.max_steps - start.step:,} steps of {first:,} {f'to {last:,} ' if last > first else ''}tokens, "
-        f"{config.tokens_after(settings.max_steps) - config.tokens_after(start.step):,} in all",
-    )
-    if config.init_from and not resumed and (rate := continued_rate(config.init_from)).lr == config.optim.lr:
-        say(console, f"optim.lr {rate.lr:g}: {rate.why}")
-    if (n_tokens := config.model.vocab_size) != asked.model.vocab_size and asked.data.tokenizer == "bpe":
-        say(
-            console,
-            f"vocabulary: the corpus gives {n_tokens:,} BPE tokens, not model.vocab_size {asked.model.vocab_size:,}: "
-            "the model has as many, and config.yaml records it",
-        )
-    last_step = max(start.step, settings.max_steps - 1)
-    if (sizes := _shares(settings, last_step).sizes) != [asked.trainer.micro_batch_size]:
-        say(
-            console,
-            f"micro-batches of {' or '.join(map(str, sizes))} sequences for trainer.micro_batch_size "
-            f"{asked.trainer.micro_batch_size}: so "
-            f"{world_size()} process{'es' if world_size() > 1 else ''} can share the "
-            f"{settings.batch_sizes.size(last_step)} of a step, each of which counts alike",
-        )
-    for line in decisions(asked.trainer, settings, device):
-        say(console, line)
-    wants_joint = config.model.squares == "joint" or device.type == "cuda"
-    if wants_joint and "joint" in kernels_of(config.model) and (why := why_not_triton(device.type)):
-        say(console, f"n_eff: by another attention, model.attention.calibration.squares joint does not run ({why})")
-    if console.is_terminal:
-        path = shlex.quote(str(run.path))
-        say(console, f"watch it: birthmark report {path} --watch")
-    if explicit_because(config.model) is not None:
-        say(console, f"attention: {kernel_sentence(config.model)}")
 
 
 def _evaluator(config: RunConfig, material: Material, data: PreparedData) -> Evaluator | None:
@@ -291,7 +200,7 @@ def _lightning_trainer(
         strategy=strategy,
         max_steps=settings.max_steps,
         max_epochs=-1,
-        accumulate_grad_batches=_shares(settings, step).accumulation,
+        accumulate_grad_batches=settings.batch_shares(world_size(), step).accumulation,
         callbacks=callbacks,
         logger=loggers or False,
         plugins=[
@@ -373,21 +282,7 @@ def pretrain(
         with torch.device("meta"):
             Decoder(config.model)
         material = Material.read(config.eval)
-        # One process of a node reads all of its shards again; a damaged one ends the others too.
-        checked = config.data if process is None or process.local_rank == 0 else replace(config.data, verify="size")
-        data = prepare(
-            checked,
-            vocab_size=config.model.vocab_size,
-            seq_len=config.model.max_seq_len,
-            batch_sizes=config.trainer.batch_sizes,
-        )
-        _check_epochs(config, data)
-        if config.model.attention.documents and data.borders is None and config.data.path != "backcopy":
-            raise UsageError(
-                "model.attention.documents: no one end-of-text token in the ids says where documents end; give a "
-                "data.tokenizer that has one, the same data.end_token for all sources, token files that hold it, or "
-                "leave it out"
-            )
+        data = _prepare_data(config, process)
         config = _fitted(config, data)
         evaluator = _evaluator(config, material, data)
         # Another number of processes may go on with the run: its config.yaml keeps the micro-batch that was asked for.
@@ -409,20 +304,8 @@ def pretrain(
             # Last of all, when no process waits for this one.
             last.push(lambda kind, error, trace: upload.finish(error))
         from_rank_zero(lambda: None if upload is None else upload.begin(start.step))
-        _print_start(console, running, asked, run, start, device, resumed=resume)
-        if data.tokenizer_path is not None and data.vocab_size < config.model.vocab_size:
-            tell(
-                f"vocabulary: the tokenizer has {data.vocab_size:,} tokens, the model {config.model.vocab_size:,} rows "
-                "(model.vocab_size): text has no others, and the random probe draws from all rows"
-            )
-        if data.mixture is not None:
-            tell(_mixture_line(config, data))
-        if documents := duplicates_in_words(data.record):
-            tell(documents)
-        if split := data.record.get("split"):
-            tell(f"tokens of {data.record['format']} files; validation: {split}")
-        for line in _stream_lines(data.train) if isinstance(data.train, StreamSource) else []:
-            tell(line)
+        print_start(console, running, asked, run, start, device, resumed=resume)
+        print_data(console, config, data)
         if start.step >= config.trainer.max_steps:
             # No step loads the checkpoint; a damaged one is refused all the same, and leaves the config as it was.
             if start.checkpoint is not None:

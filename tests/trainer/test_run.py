@@ -25,8 +25,9 @@ from birthmark.models.birth import born, digest
 from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import LaunchedProcess
-from birthmark.trainer.run import _device, _print_start, pretrain
+from birthmark.trainer.run import _device, pretrain
 from birthmark.trainer.run_folder import RunStart
+from birthmark.trainer.start_messages import print_start
 
 
 def test_a_run_is_the_plain_loop_that_one_would_write_by_hand(tiny, tmp_path):
@@ -312,7 +313,7 @@ def test_a_run_on_a_terminal_says_how_to_watch_it(tiny, tmp_path):
     said = {}
     for terminal in (True, False):
         console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None)
-        _print_start(console, tiny(), tiny(), RunDir(tmp_path / "a run"), start, torch.device("cpu"), resumed=False)
+        print_start(console, tiny(), tiny(), RunDir(tmp_path / "a run"), start, torch.device("cpu"), resumed=False)
         said[terminal] = console.file.getvalue()
     assert f"watch it: birthmark report '{tmp_path}/a run' --watch\n" in said[True]
     assert "--watch" not in said[False]
