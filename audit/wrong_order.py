@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 
@@ -64,11 +65,14 @@ class Curve:
         """Return the trainings without the exchange of two checkpoints, from different ones, that shortens them most;
         reports it.
         """
-        steps = steps_of_chains(trainings)
+        steps_at: dict[int, set[frozenset[int]]] = defaultdict(set)
+        for step in steps_of_chains(trainings):
+            for i in step:
+                steps_at[i].add(step)
         most, pair = 0.0, None
         for a, b in combinations(trainings, 2):
             for i, j in ((i, j) for i in a.own for j in b.own):
-                touched = frozenset(step for step in steps if i in step or j in step)
+                touched = frozenset(steps_at[i] | steps_at[j])
                 moved = frozenset(frozenset(_exchange(k, i, j) for k in step) for step in touched)
                 saved = self._length(touched) - self._length(moved)
                 if saved > most and length_ratio(moved, touched, self.distance_MM) < SHORTER:
