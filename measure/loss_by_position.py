@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import nan
 
 import numpy as np
 import torch
@@ -41,7 +42,9 @@ class Arm:
         return self.losses_NT.mean(0)
 
     def between(self, start: int, stop: int) -> tuple[float, float]:
-        """Return the mean over positions ``start … stop − 1``, and its standard error over sequences."""
+        """Return the mean over positions ``start … stop − 1``, and its standard error over sequences; NaN where none of
+        them predicts a token.
+        """
         return _mean_and_error(self.losses_NT[:, start:stop])
 
 
@@ -63,14 +66,16 @@ class LengthResult:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The prefix, then up to twice, four times … its length: first position and one past the last."""
-        edges = [0, self.prefix]
+        """The prefix, as far as it is read, then up to twice, four times … its length: first position and one past the
+        last.
+        """
+        edges = [0, min(self.prefix, self.length)]
         while edges[-1] < self.length:
             edges.append(min(2 * edges[-1], self.length))
         return list(pairwise(edges))
 
     def cost(self, arm: Arm) -> tuple[float, float] | None:
-        """Return the mean loss behind the prefix minus that of the arm with every key, and its standard error over
+        """Return the mean loss behind the prefix minus that of the arm that evicts nothing, and its standard error over
         sequences.
 
         None without such an arm, or with nothing behind the prefix.
@@ -83,6 +88,8 @@ class LengthResult:
 
 
 def _mean_and_error(losses_NT: np.ndarray) -> tuple[float, float]:
+    if np.isnan(losses_NT).all():
+        return nan, nan
     return mean_and_error(np.nanmean(losses_NT, axis=1))
 
 

@@ -69,9 +69,11 @@ def compared_sentence(one: Compared) -> str:
     numbers += format_value(cka, ".3f")
     if (loss_A := pairs.mean_loss()) is not None:
         apart = float(loss_A[1] - loss_A[0])
-        word = "higher" if apart > 0 else "lower"
-        numbers += f"; its loss is {format_value(abs(apart), '.3f')} nats per token {word}"
-    what = f"predicts as {first} does" if kl < _SAME_KL else f"predicts other tokens than {first}"
+        size, word = format_value(abs(apart), ".3f"), "higher" if apart > 0 else "lower"
+        is_same = size == format_value(0.0, ".3f")
+        numbers += "; its loss is the same to .001 nats" if is_same else f"; its loss is {size} nats per token {word}"
+    # Distributions may differ where every likeliest token is the same.
+    what = f"predicts as {first} does" if kl < _SAME_KL else f"does not predict as {first} does"
     return f"{second} {what}: {numbers}. Equal models have KL 0 and CKA 1."
 
 

@@ -202,6 +202,6 @@ def _print(found: list[LengthResult], console: Console) -> None:
         console.print()
     say(
         console,
-        "mean loss in nats by range of positions; cost: what it is higher by behind the prefix than where every key "
-        "stays, ± standard error over sequences",
+        "mean loss in nats by range of positions; cost: what it is higher by behind the prefix than where no key is "
+        "evicted, ± standard error over sequences",
     )

@@ -116,8 +116,9 @@ def length_panel(found: Sequence[LengthResult]) -> CurvePanel:
     A point is the mean over the positions up to the next one; no mean reaches across the end of the prefix.
     """
     evicted = list(dict.fromkeys(arm.evict for result in found for arm in result.arms))
-    every = [float(value) for result in found for arm in result.arms for value in arm.by_position]
-    ends = np.array([min(every), max(every)])
+    every = np.concatenate([arm.by_position for result in found for arm in result.arms])
+    # The positions of a prefix-LM's prefix predict nothing.
+    ends = np.array([np.nanmin(every), np.nanmax(every)])
     series = []
     for name, result in zip(without_shared_folder([result.model for result in found]), found, strict=True):
         # Names differ at the end of their path.
@@ -130,7 +131,7 @@ def length_panel(found: Sequence[LengthResult]) -> CurvePanel:
         # Before the end of the prefix they are one line: the first of them on top.
         for arm in reversed(result.arms):
             line = np.add.reduceat(arm.by_position, edges[:-1]) / np.diff(edges)
-            words = f"{arm.evict} evicted" if arm.evict else "every key"
+            words = f"{arm.evict or 'none'} evicted"
             series.append(Series(line, {"position": at}, evicted.index(arm.evict), words, facet=title))
     return CurvePanel("length", "", series, "position", "loss (nats)", x_log=True)
 

@@ -145,6 +145,8 @@ def answer_of_seeds(name: str, ranked: Sequence[tuple[int, Fingerprint]]) -> str
     others = f", the other {n - 1} at most {in_prose(most, 1)}" if rest else ", without another to compare with"
     numbers = f"z {in_prose(best.z, 1)}, {p_in_prose(best.log10_p)} for {n} candidate{'s' if n > 1 else ''}{others}"
     if best.verdict == "stranger":
+        if n == 1:
+            return f"Seed {seed} is not seen in {name}: it has {numbers}."
         return f"None of {n} seeds is seen in {name}: the best, {seed}, has {numbers}."
     if not _is_clear(best, most):
         return f"Which seed {name} was born from cannot be told: {seed} has {numbers}."

@@ -120,6 +120,10 @@ def test_a_cost_is_of_the_same_sequences():
     assert result.ranges == [(0, 4), (4, 8), (8, 16), (16, 20)]
     assert result.cost(result.arms[0]) is None
     assert result.cost(result.arms[1]) == pytest.approx((0.5, 0), abs=1e-12)
+    # Of a prefix that is longer than what was read, no more is a range.
+    assert LengthResult("m", 30, None, result.arms).ranges == [(0, 20)]
+    # A prefix-LM predicts nothing within its prefix.
+    assert np.isnan(Arm(0, np.where(np.arange(20) < 6, np.nan, whole)).between(0, 4)).all()
     mean, error = result.arms[0].between(4, 8)
     assert (mean, error) == pytest.approx((hard.mean(), hard.std(ddof=1) / 6**0.5))
 

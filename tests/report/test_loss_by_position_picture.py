@@ -28,3 +28,7 @@ def test_a_point_is_the_mean_over_its_positions():
     np.testing.assert_allclose(gone.values, every.values + 1)
     # Losses that rise by 1 a position: a mean over consecutive ones is the loss at their middle.
     np.testing.assert_allclose(every.values, losses_NT.mean(0)[0] + np.array(every.axes["position"]))
+    # A prefix-LM predicts nothing within its prefix.
+    losses_NT[:, :2] = np.nan
+    border, _ = length_panel([LengthResult("model", 100, None, [Arm(0, losses_NT)])]).series
+    np.testing.assert_allclose(border.values, [202, 599])

@@ -82,13 +82,21 @@ def test_checkpoints_of_one_run_are_compared_with_one_another(run, capsys, tmp_p
     monkeypatch.chdir(tmp_path)
     assert main(["compare", str(run.path), "--step=0,4", *PROBE, "--out=compare.png"]) == 0
     table, told = capsys.readouterr()
-    assert "tiny@4 predicts other tokens than tiny@0: KL(A ‖ B) " in table
+    # KL says that probabilities differ, not that the likeliest tokens do.
+    assert "tiny@4 does not predict as tiny@0 does: KL(A ‖ B) " in table
     assert "picture: compare.png" in told
     assert "numbers: compare.csv" in told
     assert "tiny@0" in table
     assert "± " in table
     assert (tmp_path / "compare.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "compare.csv").read_text().startswith("run,other,layer,other_layer,position,quantity,value\n")
+
+
+def test_a_model_is_no_better_than_itself(run, capsys):
+    assert main(["compare", str(run.path), str(run.path), *PROBE, "--probe=text"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "; its loss is the same to .001 nats. Equal models have KL 0 and CKA 1." in said
+    assert "lower" not in said
 
 
 def test_the_command_and_python_leave_out_the_same():

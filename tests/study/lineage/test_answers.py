@@ -104,6 +104,7 @@ def test_only_models_that_a_clear_test_connects_share_a_birth(zs, control):
         ([5, 4.5], "Which seed runs/a was born from cannot be told: 0 has z 5.0"),
         ([1.2, 0.3], "None of 2 seeds is seen in runs/a: the best, 0, has z 1.2"),
         ([34], "for 1 candidate, without another to compare with."),
+        ([1.2], "Seed 0 is not seen in runs/a: it has z 1.2"),
         ([math.nan], "Which seed runs/a was born from cannot be told: 5 inputs"),
     ],
 )
