@@ -165,7 +165,8 @@ def study_figure(study: ArmStudy, results: Sequence[ArmResult]) -> Figure:
 
 def _sinks_over_training(grid: Any, panels: Sequence[Family], first: ArmResult | None, looks: dict[str, Look]) -> None:
     # Raw weights of similarities may be negative or add up to more than 1.
-    ends = [end for family in panels for r in family.arms if r.steps for end in (r.sinks.min(), r.sinks.max())]
+    drawn = [*([first] if first is not None else []), *(r for family in panels for r in family.arms)]
+    ends = [end for r in drawn if r.steps for end in (r.sinks.min(), r.sinks.max())]
     lowest, highest = min(ends, default=0), max(ends, default=1)
     # Without a sink in any arm, the whole figure would be a line along the axis.
     top = 1.02 if highest > _A_SINK else 1.3 * highest
@@ -191,8 +192,7 @@ def _sinks_over_training(grid: Any, panels: Sequence[Family], first: ArmResult |
                     markersize=5 if look.marker == "*" else 3,
                 )  # fmt: skip
             entries.append((result.arm, legend_line(**style, marker=look.marker, markersize=3)))
-        uniform = next((r.uniform for r in shown if np.isfinite(r.uniform)), None)
-        if uniform is not None:
+        for uniform in {r.uniform: None for r in shown if np.isfinite(r.uniform)}:
             axes.axhline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
         axes.set_title(family.heading)
         axes.set_ylim(min(-0.02 * top, 1.05 * lowest), max(top, 1.05 * highest))
@@ -246,8 +246,7 @@ def _dash(axes: Axes, row: int) -> None:
 
 def _sink_at_the_end(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
     means = _means(axes, results, looks, lambda result: result.sink)
-    uniform = next((r.uniform for r in results if np.isfinite(r.uniform)), None)
-    if uniform is not None:
+    for uniform in {r.uniform: None for r in results if np.isfinite(r.uniform)}:
         axes.axvline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
     axes.set_title("Sink mass at the end")
     axes.set_xlabel(f"share of the row; grey: uniform\n{_OF_SEEDS}")

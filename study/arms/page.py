@@ -58,10 +58,10 @@ def _sink_is_elsewhere(result: ArmResult) -> bool:
 
 def _cell(result: ArmResult, column: str, detail: _Detail) -> str:
     if column not in ("birth", "end"):
-        return _format_spread(result.figures.get(column, spread([])), _format(column), detail)
+        return _format_spread(result.figures.get(column, spread([])), _format(column), detail, result.n_runs)
     layers = result.layers(column)
     if len(layers) == 1:
-        return _format_spread(layers[0], ".3g", detail)
+        return _format_spread(layers[0], ".3g", detail, result.n_runs)
     return ", ".join(format_value(layer.mean, ".3g") for layer in layers) or MISSING
 
 
@@ -71,12 +71,15 @@ def _format(column: str) -> str:
     return ".3g" if column == "sink_key" else ".3f"
 
 
-def _format_spread(value: Spread, spec: str, detail: _Detail) -> str:
-    """Write mean ± sd (min–max), or the part of it that ``detail`` asks for; only the mean for one seed."""
+def _format_spread(value: Spread, spec: str, detail: _Detail, n_runs: int) -> str:
+    """Write mean ± sd (min–max), or the part of it that ``detail`` asks for, only the mean for one seed; and the number
+    of seeds if others have no finite figure.
+    """
     mean, sd, low, high = (format_value(part, spec) for part in value[:4])
+    some = f", {value.n} of {n_runs}" if 0 < value.n < n_runs else ""
     if value.n < 2 or detail == "mean":
-        return mean
-    return f"{mean} ± {sd} ({low}–{high})" if detail == "range" else f"{mean} ± {sd}"
+        return mean + some
+    return (f"{mean} ± {sd} ({low}–{high})" if detail == "range" else f"{mean} ± {sd}") + some
 
 
 def _table(study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], detail: _Detail = "range") -> Table:
@@ -105,8 +108,9 @@ def _title(column: str, results: Sequence[ArmResult]) -> str:
 
 def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
     """Explain the table's figures."""
-    levels = {format_value(result.uniform, ".3f") for result in results}
-    uniform = ", ".join(sorted(levels - {MISSING} or levels))
+    uniform = _levels([result for result in results if not result.of_documents])
+    if apart := [result for result in results if result.of_documents]:
+        uniform += f"; on a document's first token {_levels(apart)}"
     about_outliers = ""
     if any(result.figures[name].n for result in results for name in _OUTLIERS):
         about_outliers = "∞-norm and kurtosis: on that text, behind the block where they are largest. "
@@ -117,6 +121,11 @@ def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
         "position 0 over its mean in the later half, random tokens"
         + ("; one figure per block." if any(len(r.layers("end")) > 1 for r in results) else ".")
     )
+
+
+def _levels(results: Sequence[ArmResult]) -> str:
+    levels = {format_value(result.uniform, ".3f") for result in results} or {MISSING}
+    return ", ".join(sorted(levels - {MISSING} or levels))
 
 
 def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:
@@ -185,17 +194,24 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
 
 def outcome(study: ArmStudy, results: Sequence[ArmResult]) -> list[str]:
     """Name the arms with a sink, and those without one that learn as well as the first arm; then the basis of this."""
-    known = [r for r in results if r.sink.n and math.isfinite(r.uniform) and r.uniform > 0]
+    finished = [r for r in results if r.is_finished]
+    judged = finished or results
+    known = [r for r in judged if r.sink.n and math.isfinite(r.uniform) and r.uniform > 0]
     if not known:
         return ["No arm has a sink mass yet: nothing can be compared."]
+    left = [_listed("Sink mass at the end not known", [r for r in judged if r not in known])]
+    underway = ", ".join(f"{r.arm} (step {r.step:,})" for r in results if not r.is_finished)
+    if underway:
+        left.append(f"Without a finished run, and {'not judged' if finished else 'judged at this step'}: {underway}.")
+    rests_on = [*filter(None, left), _rests_on(known)]
     sink = [r for r in known if r.sink.min >= threshold("sink") * r.uniform]
     none = [r for r in known if r.sink.max < threshold("no_sink") * r.uniform]
     between = [r for r in known if r not in sink and r not in none]
     first = next(iter(study.arms))
     name = task_loss(results)
     if any(r.learned(name) is False for r in known if r.arm == first):
-        return [*_nothing_learned(known, (sink, none, between), first, name), _rests_on(known)]
-    learned, worse, unknown = _by_loss(none, results, first)
+        return [*_nothing_learned(known, (sink, none, between), first, name), *rests_on]
+    learned, worse, unknown = _by_loss(none, judged, first)
     within = f"within {in_prose(threshold('learned'), 2)} nats of the loss of {first}"
     parts = [
         ("With a sink in every seed", sink),
@@ -204,8 +220,12 @@ def outcome(study: ArmStudy, results: Sequence[ArmResult]) -> list[str]:
         ("Without a sink; their loss cannot be compared", unknown),
         ("In between, or not the same in every seed", between),
     ]
-    said = [f"{words}: {', '.join(r.arm for r in arms)}." for words, arms in parts if arms]
-    return [*said, _rests_on(known)]
+    return [*filter(None, (_listed(words, arms) for words, arms in parts)), *rests_on]
+
+
+def _listed(words: str, arms: Sequence[ArmResult]) -> str:
+    """Name arms behind ``words``; "" without any."""
+    return f"{words}: {', '.join(r.arm for r in arms)}." if arms else ""
 
 
 def _nothing_learned(
@@ -227,7 +247,7 @@ def _nothing_learned(
         ("In between, or not the same in every seed", between),
         ("Learned", [r for r in known if r.learned(name)]),
     )
-    return said + [f"{words}: {', '.join(r.arm for r in arms)}." for words, arms in parts if arms]
+    return [*said, *filter(None, (_listed(words, arms) for words, arms in parts))]
 
 
 def _about_learning(results: Sequence[ArmResult]) -> str:
@@ -244,8 +264,11 @@ def _rests_on(known: Sequence[ArmResult]) -> str:
     least, most = min(r.sink.n for r in known), max(r.sink.n for r in known)
     seeds = f"{least}" if least == most else f"{least} to {most}"
     alone = "; with one seed, a difference between arms may be chance" if least == 1 else ""
+    place = "the first position"
+    if any(r.of_documents for r in known):
+        place += ", of a document where documents see themselves alone,"
     return (
-        f"A sink is at least {threshold('sink'):g} times the uniform share of attention on the first position at the "
+        f"A sink is at least {threshold('sink'):g} times the uniform share of attention on {place} at the "
         f"end, none is less than {threshold('no_sink'):g} times. Seeds of an arm: {seeds}{alone}."
     )
 
@@ -293,7 +316,7 @@ def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], looks: Map
     return ScatterPanel(
         "arms",
         "Lower left: no sink, and the task is learned"
-        if any(r.learned(name) is not False for r in results)
+        if any(r.learned(name) for r in results) or all(r.learned(name) is None for r in results)
         else "Sink and loss: no arm has learned yet",
         points,
         "sink mass at the end",
@@ -355,10 +378,9 @@ def _curves(
             if r.steps
             for i, sinks in enumerate(r.sinks)
         ]
-        level = next((r for r in shown if r.steps and np.isfinite(r.uniform)), None)
-        if level is not None:
-            uniform = np.full(len(level.steps), level.uniform)
-            series.append(Series(uniform, {"step": level.steps}, None, "uniform", "control"))
+        levels = {r.uniform: r.steps for r in reversed(shown) if r.steps and np.isfinite(r.uniform)}
+        for level, steps in levels.items():
+            series.append(Series(np.full(len(steps), level), {"step": steps}, None, "uniform", "control"))
         panels.append(CurvePanel(f"family-{number}", family.heading or "arms", series, unit="share of attention"))
     return panels
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ...files import finite_or_nan
+from ...findings.attention_sink import SinkReading
 from ...findings.run_history import join_rows, row_key, unigram_entropy
 from ...findings.thresholds import threshold
 from ...measure.records import MetricsLog, Snapshot, metrics_by_step
@@ -99,12 +100,12 @@ class ArmResult:
     figures: dict[str, Spread]
     """Figures by the names of `SCALARS`, and ``ARRAY_birth.LAYER`` and ``ARRAY_end.LAYER`` with layers from 1."""
     uniform: float
-    """The sink mass of uniform attention."""
+    """The sink mass of uniform attention, of the kind that ``sinks`` are."""
     steps: list[int]
     """Steps that all of these runs measured."""
     sinks: np.ndarray
     """``[runs, steps]`` sink mass: on the task's text where it was measured, a share of the row's sum where rows do
-    not sum to 1."""
+    not sum to 1, on a document's first token where documents see themselves alone."""
     seeds: Sequence[int] = ()
     """Seed of each of these runs."""
     own: dict[str, str] = field(default_factory=dict)
@@ -113,6 +114,10 @@ class ArmResult:
     """Median seconds of a training step of each run. They depend on the machine and its other work, so they are not in
     the table, which does not depend on who started the runs.
     """
+    is_finished: bool = True
+    """False if none of its runs has been trained to its last step."""
+    of_documents: bool = False
+    """True if ``sinks`` are on the first tokens of documents."""
 
     def learned(self, loss: str) -> bool | None:
         """True if every seed has learned by its ``trigger_loss`` or ``val_loss``; None if that is unknown, as where a
@@ -139,8 +144,8 @@ class ArmResult:
 
     @property
     def sink(self) -> Spread:
-        """The last of ``sinks``."""
-        return spread(self.sinks[:, -1].tolist() if self.steps else [])
+        """The last of ``sinks``; empty if a run has none at ``step``: an earlier one is not the end's."""
+        return spread(self.sinks[:, -1].tolist() if self.steps and self.steps[-1] == self.step else [])
 
     def layers(self, moment: str) -> list[Spread]:
         """Return the variance discrepancy by layer at ``birth`` or at the ``end``, for the input of the output
@@ -191,12 +196,16 @@ def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
                     reads.append(_Read(trial, rows, by_step, _step_seconds(metrics), unigram_entropy(corpus)))
         finished = [read for read in reads if read.trial.finished]
         if reads:
-            results.append(_result(arm, finished or reads))
+            results.append(_result(arm, finished or reads, is_finished=bool(finished)))
     return results
 
 
-def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
-    steps = sorted(set.intersection(*(set(read.rows) for read in reads)))
+def _result(arm: str, reads: Sequence[_Read], *, is_finished: bool) -> ArmResult:
+    reached = set.intersection(*(set(read.rows) for read in reads))
+    if not is_finished:
+        # Behind the last snapshot of a run underway there are lines of its log alone.
+        reached = reached.intersection(*(read.snapshots for read in reads)) or reached
+    steps = sorted(reached)
     step = steps[-1] if steps else 0
     ends = [read.rows.get(step, {}) for read in reads]
     figures = {name: spread([finite_or_nan(end.get(one.key)) for end in ends]) for name, one in SCALARS.items()}
@@ -212,15 +221,18 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
     own = _label_kinds([read.snapshots[step] for read in reads if step in read.snapshots])
     figures |= {name: spread([finite_or_nan(end.get(name)) for end in ends]) for name in own}
     figures |= _sink_keys([read.snapshots[step] for read in reads if step in read.snapshots])
-    measured = [at for at in steps if all(math.isfinite(_sink(read.rows[at])) for read in reads)]
+    measured = [at for at in steps if all(math.isfinite(_sink(read, at)) for read in reads)]
+    readings = [_reading(read, step) for read in reads]
     return ArmResult(
         arm=arm,
         n_runs=len(reads),
         step=step,
         figures=figures,
-        uniform=next((finite_or_nan(end.get("sink_uniform")) for end in ends), math.nan),
+        uniform=next((_uniform(end, reading) for end, reading in zip(ends, readings, strict=True)), math.nan),
         steps=measured,
-        sinks=np.array([[_sink(read.rows[at]) for at in measured] for read in reads]),
+        sinks=np.array([[_sink(read, at) for at in measured] for read in reads]),
+        is_finished=is_finished,
+        of_documents=any(reading.of_documents for reading in readings),
         seeds=[read.trial.seed for read in reads],
         own=own,
         step_s=spread([read.step_s for read in reads]),
@@ -263,7 +275,17 @@ def _sink_keys(ends: Sequence[Snapshot]) -> dict[str, Spread]:
     }
 
 
-def _sink(row: Mapping[str, Any]) -> float:
-    measured = {key: value for key, value in row.items() if value is not None}
-    keys = (shown_name("sink_mass", measured, prefix) for prefix in ("text_", ""))
+def _reading(read: _Read, at: int) -> SinkReading:
+    """Return the numbers by which a run's sentence on its sink would judge text."""
+    return SinkReading.on(read.snapshots.get(at), "bias_text")
+
+
+def _uniform(row: Mapping[str, Any], reading: SinkReading) -> float:
+    # Only text has documents.
+    return finite_or_nan(row.get(f"text_{reading.uniform}" if reading.of_documents else reading.uniform))
+
+
+def _sink(read: _Read, at: int) -> float:
+    measured = {key: value for key, value in read.rows[at].items() if value is not None}
+    keys = (shown_name(_reading(read, at).mass, measured, prefix) for prefix in ("text_", ""))
     return next((finite_or_nan(measured[key]) for key in keys if key in measured), math.nan)

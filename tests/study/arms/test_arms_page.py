@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from birthmark.files import write_text
 from birthmark.report.charts.specs import MARKS
 from birthmark.report.pictures.style import RUN_COLOURS
 from birthmark.study.arms.figure import study_figure
-from birthmark.study.arms.page import arms_page, outcome
+from birthmark.study.arms.page import arms_page, outcome, table_of
 from birthmark.study.arms.results import ArmResult, spread
 
 UNIFORM = 0.06
@@ -55,6 +56,50 @@ def test_arms_are_told_apart_by_sink_and_loss():
         "2 times. Seeds of an arm: 2.",
     ]
     assert outcome(study_of(results), [])[0].startswith("No arm has a sink mass yet")
+
+
+def test_an_arm_underway_is_not_judged_beside_finished_ones():
+    """Whoever has trained less has less of a sink, and a higher loss, for that reason alone."""
+    done = [arm("plain", [0.8, 0.7], [1.0, 1.02]), arm("headnorm", [0.001, 0.02], [1.0, 1.03])]
+    begun = replace(arm("sigmoid", [0.001], [5.0]), step=10, steps=[0, 10], is_finished=False)
+    begun = replace(begun, sinks=begun.sinks[:, :2])
+    said = outcome(study_of([*done, begun]), [*done, begun])
+    assert said[1:3] == [
+        "Without a sink, and within 0.05 nats of the loss of plain: headnorm.",
+        "Without a finished run, and not judged: sigmoid (step 10).",
+    ]
+    assert not any("sigmoid" in sentence for sentence in said[:2])
+    assert "Without a finished run, and judged at this step: sigmoid (step 10)." in outcome(study_of([begun]), [begun])
+    # The first arm underway is no measure of the others' loss.
+    first = replace(begun, arm="plain")
+    assert outcome(study_of([first, done[1]]), [first, done[1]])[:2] == [
+        "Without a sink; their loss cannot be compared: headnorm.",
+        "Without a finished run, and not judged: plain (step 10).",
+    ]
+
+
+def test_a_sink_of_an_earlier_step_is_not_that_of_the_end():
+    torn = arm("torn", [0.8, 0.7], [1.0, 1.0])
+    torn = replace(torn, steps=[0, 10], sinks=torn.sinks[:, :2])  # at step 20 a seed has no number
+    results = [arm("plain", [0.8, 0.7], [1.0, 1.0]), torn]
+    assert torn.sink.n == 0
+    assert "Sink mass at the end not known: torn." in outcome(study_of(results), results)
+
+
+def test_the_first_arm_stays_within_the_axes_of_the_figure():
+    results = [arm("plain", [0.28, 0.25], [1.0, 1.0]), arm("headnorm", [0.001, 0.02], [1.0, 1.0])]
+    above = study_figure(study_of(results), results).axes[0]
+    low, high = above.get_ylim()
+    assert low <= 0
+    assert high >= 0.28
+
+
+def test_figures_of_some_seeds_say_of_how_many():
+    result = arm("plain", [0.8, 0.7, 0.6], [1.0, float("nan"), 3.0])
+    table = table_of(study_of([result]), [result])
+    shown = {column.key: cell for column, cell in zip(table.columns, table.rows[0], strict=True)}
+    assert shown["val_loss"] == "2.000 ± 1.414 (1.000–3.000), 2 of 3"
+    assert shown["sink_mass"] == "0.700 ± 0.100 (0.600–0.800)"
 
 
 def test_an_arm_that_has_learned_nothing_is_no_measure_of_others():

@@ -16,6 +16,7 @@ from birthmark.measure.records import Snapshot, append_metrics
 from birthmark.metrics.quantity import Quantity
 from birthmark.study.arms.figure import families, study_figure
 from birthmark.study.arms.page import arms_page, markdown, notes, table_of, write_csv
+from birthmark.study.arms.page import outcome as outcome_of
 from birthmark.study.arms.results import ARRAYS, read_results, spread
 from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.study.trials import check_stored, next_move
@@ -228,7 +229,7 @@ def test_a_sink_at_another_key_has_columns_and_one_at_the_first_has_none(write, 
     assert result.figures["sink_key"] == spread([4])
     assert result.figures["sink_key_importance"].mean == pytest.approx(0.5)
     titles, cells = (line.split("|") for line in markdown(study, [result]).splitlines()[:3:2])
-    assert dict(zip(map(str.strip, titles), map(str.strip, cells), strict=True))["sink at key"] == "4"
+    assert dict(zip(map(str.strip, titles), map(str.strip, cells), strict=True))["sink at key"] == "4, 1 of 2"
 
 
 def test_variance_has_a_figure_per_block_at_birth_and_at_the_end(write, tmp_path):
@@ -300,12 +301,42 @@ def test_unfinished_runs_stand_back_behind_finished_ones(write, tmp_path):
     by_label = {trial.label: trial for trial in trials}
     write_run(by_label["plain/seed-0"], (0, 3), sink=0.2)
     write_run(by_label["plain/seed-1"], (0, 3, 6), checkpoint=False, sink=0.4)
+    for trial in by_label.values():
+        if trial.started:  # lines of training behind the last snapshot that both have
+            append_metrics(trial.run.metrics, 5, {"train/loss": 2.6})
     (plain,) = read_results(study, trials)
-    assert (plain.n_runs, plain.step) == (2, 3)
+    assert (plain.n_runs, plain.step, plain.is_finished) == (2, 3, False)
     assert plain.sink.mean == pytest.approx(0.3)
+    assert plain.figures["val_loss"].mean == pytest.approx(2.7)
     by_label["plain/seed-1"].run.checkpoint(6).mkdir(parents=True)
     (plain,) = read_results(study, trials)
-    assert (plain.n_runs, plain.step, plain.sink.mean) == (1, 6, 0.4)
+    assert (plain.n_runs, plain.step, plain.sink.mean, plain.is_finished) == (1, 6, 0.4, True)
+
+
+def test_an_arm_whose_documents_see_themselves_alone_is_judged_by_their_first_tokens(write, tmp_path):
+    study, trials = planned(write, tmp_path, init_seeds=[0])
+    for trial in trials:
+        write_run(trial, sink=0.01)
+    apart = trials[0].run
+    for step in (0, 3, 6):
+        snapshot = Snapshot.read(apart.snapshot(step))
+        snapshot.summary["model"] = {"attention": {"documents": True}}
+        snapshot.summary["bias_text"] |= {"document_sink_mass": 0.1 * step, "document_sink_uniform": 0.15}
+        Snapshot(snapshot.summary, snapshot.arrays).write(apart.snapshot(step))
+    results = read_results(study, trials)
+    assert [(r.sink.mean, r.uniform, r.of_documents) for r in results] == [
+        (pytest.approx(0.6), 0.15, True),
+        (0.01, 0.1, False),
+    ]
+    np.testing.assert_allclose(results[0].sinks, [[0, 0.3, 0.6]])
+    said = outcome_of(study, results)
+    assert said[0] == f"With a sink in every seed: {results[0].arm}."
+    assert "on the first position, of a document where documents see themselves alone, at the end" in said[-1]
+    assert "(uniform attention: 0.100; on a document's first token 0.150)" in notes(study, results)
+    # The figure has the level of each kind.
+    sinks = study_figure(study, results).subfigs[1].axes[0]
+    levels = {line.get_xdata()[0] for line in sinks.lines if len(line.get_xdata()) == 2}
+    assert {0.1, 0.15} <= levels
 
 
 def test_the_next_move_of_a_run(write, tmp_path):
