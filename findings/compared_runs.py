@@ -22,6 +22,7 @@ from ..files import finite_or_nan
 from ..metrics.quantities import LOGGED, MEASURED, SECTIONS, SHARES, over_training, shown_name
 from ..metrics.quantity import Quantity
 from ..yaml_files import parse_yaml
+from .attention_sink import SinkReading
 from .formatting import format_value
 from .run_history import RunHistory
 
@@ -143,6 +144,8 @@ class Difference:
     n_pairs: int
     missing: Sequence[str]
     """Names of runs that have no finite number at that step: their pairs are left out."""
+    unlike: str = ""
+    """Reason why values of the two groups are no measure of one another; "" if there is none."""
 
 
 def paired_differences(runs: Sequence[RunHistory], groups: Sequence[str]) -> list[tuple[str, str, list[Difference]]]:
@@ -173,6 +176,12 @@ class _Recorded:
     """
     shares: Container[tuple[str, str]]
     """Quantities and probes whose values are shares of such rows."""
+    of_documents: bool
+    """True if documents see themselves alone in its text, and few queries see position 0."""
+    levels: Mapping[str, float]
+    """Probe → sink mass of uniform attention."""
+    tokens: Mapping[str, Any]
+    """Facts of its data that a loss in nats per token depends on, as far as they are recorded."""
 
     @classmethod
     def of(cls, run: RunHistory) -> _Recorded:
@@ -180,6 +189,7 @@ class _Recorded:
         for name in _COMPARED:
             values[name, ""] = {step: value for step, value in zip(*run.series(name), strict=True) if step > 0}
         shares = set()
+        levels: dict[str, float] = {}
         for name in _COMPARED_SCALARS:
             for group, probe in _PROBES.items():
                 held = [s for s in run.dated if s.step > 0 and name in (s.summary.get(group) or {})]
@@ -187,7 +197,27 @@ class _Recorded:
                 values[name, probe] = {s.step: finite_or_nan(s.summary[group][read[s.step]]) for s in held}
                 if any(shown != name for shown in read.values()):
                     shares.add((name, probe))
-        return cls(run.name, values, shares)
+                if name == _SINK and held:
+                    levels[probe] = MEASURED[name].level(held[-1].summary, group)
+        data = run.birth.get("data") or {}
+        tokens = {name: data[name] for name in ("vocab_size", "tokenizer_hash") if data.get(name) is not None}
+        of_documents = SinkReading.on(run.last, "bias_text").of_documents
+        return cls(run.name, values, shares, of_documents, levels, tokens)
+
+    def unlike(self, other: _Recorded, name: str, probe: str) -> str:
+        """Say why a value of the other run is no measure of this one's; "" if there is no reason."""
+        if name in _COMPARED:
+            differ = any(self.tokens[fact] != other.tokens[fact] for fact in self.tokens.keys() & other.tokens.keys())
+            return "nats per token of other tokens, which cannot be compared" if differ else ""
+        if name != _SINK:
+            return ""
+        if probe == _PROBES["bias_text"] and (self.of_documents or other.of_documents):
+            return "of position 0, which later documents of a text cannot see"
+        ends = [run.levels.get(probe, math.nan) for run in (other, self)]
+        if not math.isfinite(sum(ends)) or math.isclose(*ends, rel_tol=1e-4):
+            return ""
+        second, first = (format_value(end, MEASURED[_SINK].format) for end in ends)
+        return f"uniform attention gives {second} against {first}"
 
 
 def _differences(pairs: Sequence[tuple[_Recorded, _Recorded]]) -> list[Difference]:
@@ -224,13 +254,14 @@ def _difference(quantity: Quantity, probe: str, pairs: Sequence[tuple[_Recorded,
     apart, n = both[:, 1] - both[:, 0], len(both)
     if n == 0:
         return Difference(quantity, probe, step, math.nan, math.nan, math.nan, None, math.nan, 0, missing)
+    unlike = next(filter(None, (a.unlike(b, *key) for a, b in pairs)), "")
     mean, interval = float(apart.mean()), None
     if n > 1:
         reach = _quantile(n - 1) * float(apart.std(ddof=1)) / math.sqrt(n)
         interval = (mean - reach, mean + reach)
     first, second = both.mean(0)
     largest = float(np.abs(apart).max())
-    return Difference(quantity, probe, step, float(first), float(second), mean, interval, largest, n, missing)
+    return Difference(quantity, probe, step, float(first), float(second), mean, interval, largest, n, missing, unlike)
 
 
 @cache
@@ -315,7 +346,7 @@ def _difference_in_words(difference: Difference, first: str, *, with_step: bool)
         ends = " to ".join(signed(end, spec) for end in difference.interval)
         holds = f", which holds 0: {difference.n_pairs} pairs cannot tell" if low <= 0 <= high else ""
         numbers += f"; {signed(difference.mean, spec)}, {100 * _LEVEL:.0f} % interval {ends}{holds}"
-    return f"{what} ({numbers})"
+    return f"{what} ({numbers}{difference.unlike and f'; {difference.unlike}'})"
 
 
 def signed(value: float, spec: str) -> str:

@@ -156,6 +156,35 @@ def test_a_share_of_rows_that_do_not_sum_to_one_is_compared_with_a_true_share(tm
         assert f"has {more} sink mass (share of the row) than {runs[0].name} ({second} against {first})" in sentence
 
 
+def test_values_that_are_no_measure_of_one_another_say_why(tmp_path):
+    """Shorter probes have larger uniform shares, losses per token are of the tokens, and documents hide position 0."""
+    a, b = (history(tmp_path, i, name, 0, name, mass) for i, (name, mass) in enumerate([("a", 0.05), ("b", 0.1)]))
+
+    def said():
+        (sentence,) = comparison_in_words([a, b], ["a", "b"])
+        return sentence.removesuffix(" at step 9; one pair cannot tell an effect of the config from chance.")
+
+    assert said().endswith(
+        "more sink mass than a (0.100 against 0.050) and a higher validation loss (1.100 against 1.050)"
+    )
+    b.snapshots[0].summary["bias"]["sink_uniform"] = 0.1
+    assert "(0.100 against 0.050; uniform attention gives 0.100 against 0.050)" in said()
+    (fold,) = _paired([a, b], compare_configs([a, b]))
+    assert fold.blocks[0].caption.endswith("Sink mass: uniform attention gives 0.100 against 0.050.")
+    for run, size in ((a, 64), (b, 128)):
+        run.birth["data"] = {"vocab_size": size}
+    assert said().endswith("(1.100 against 1.050; nats per token of other tokens, which cannot be compared)")
+    b.birth["data"] = {"vocab_size": 64, "tokenizer_hash": "b"}  # a's is not recorded
+    assert said().endswith("(1.100 against 1.050)")
+    a.birth["data"]["tokenizer_hash"] = "a"
+    assert said().endswith("other tokens, which cannot be compared)")
+    for run in (a, b):
+        run.snapshots[0].summary["bias_text"] = {"sink_mass": 0.02, "sink_uniform": 0.05}
+    b.snapshots[0].summary["bias_text"]["document_sink_mass"] = 0.6
+    b.snapshots[0].summary["model"] = {"attention": {"documents": True}}
+    assert "as a (0.020; of position 0, which later documents of a text cannot see)" in said()
+
+
 @pytest.mark.parametrize("apart", [0, 1e-5])
 def test_pairs_that_print_alike_are_said_to_be_the_same_without_an_interval(tmp_path, apart):
     rows = [
