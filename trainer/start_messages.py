@@ -114,7 +114,7 @@ def _mixture_line(config: RunConfig, data: PreparedData) -> str:
     often = {name: f" ({times:.2g} ×)" for name, times in epochs.items()}
     said = ", ".join(f"{name} {share:.1%}{often.get(name, '')}" for name, share in data.mixture.shares.items())
     for change, stage in zip(config.data.schedule, data.mixture.stages[1:], strict=True):
-        said += f"; from step {change.step:,} on "
+        said += f"; after step {change.step:,} "
         said += ", ".join(f"{name} {share:.1%}" for name, share in stage.shares.items() if share)
     weights = [source.weight for source in config.data.sources if source.weight is not None]
     if not weights or math.isclose(sum(weights), 1):

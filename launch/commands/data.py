@@ -112,7 +112,7 @@ def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]],
     Table.of(columns, [facts | {"source": facts["name"] or facts["kind"]} for facts in sources]).print(console)
     for change in changes:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in change["shares"].items() if share)
-        say(console, f"from step {change['step']:,} on: {shares}")
+        say(console, f"after step {change['step']:,}: {shares}")
 
 
 def _print_sample(sample: dict[str, Any], console: Console) -> None:

@@ -49,7 +49,7 @@ def test_shares_change_at_their_step(mixed, tmp_path):
     changed = replace(mixed, data=replace(mixed.data, schedule=schedule), trainer=replace(mixed.trainer, log_every=3))
     said = io.StringIO()
     done = pretrain(changed, RunDir(tmp_path / "run"), console=Console(file=said, width=200)).run
-    assert "; from step 3 on code 100.0%" in said.getvalue()
+    assert "; after step 3 code 100.0%" in said.getvalue()
     assert read_config(done.config).data == changed.data
     # Twelve samples of twelve tokens in three steps.
     assert logged(done, "train/tokens/prose") == {3: 9 * 12, 6: 9 * 12}

@@ -105,9 +105,14 @@ def test_every_border_of_a_document_is_shown(mixed, tmp_path, capsys, packing, b
 
 def test_a_page_for_people(mixed, capsys):
     _, file = mixed
+    # Steps count from 1: the batch of step 2 is the last with the old shares.
+    assert [{sample["source"] for sample in shown(capsys, file, "--step", step)["samples"]} for step in "23"] == [
+        {"prose", "code"},
+        {"code"},
+    ]
     assert main(["data", file, "--step", "3"]) == 0
     printed = capsys.readouterr().out
-    assert "from step 2 on: code 100.0%" in printed
+    assert "after step 2: code 100.0%" in printed
     assert "the 4 samples of step 3" in printed
     assert printed.count("epoch 1") == 4
 
