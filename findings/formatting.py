@@ -74,6 +74,11 @@ def counted(n: float) -> str:
     return format_value(n, ".4g")
 
 
+def number_of(n: int, noun: str) -> str:
+    """Write a number of things: ``1 block``, ``1,200 blocks``."""
+    return f"{n:,} {noun}{'s' if n != 1 else ''}"
+
+
 def in_prose(value: float, decimals: int = 3) -> str:
     """Write a number for a sentence."""
     return format_value(value, f".{decimals}f")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..findings.formatting import format_value, one_line
+from ..findings.formatting import format_value, number_of, one_line
 from ..measure.records import RunDir, Snapshot, metrics_by_step, step_of
 from ..metrics.quantities import LOGGED
 from ..models.config import ModelConfig, dotted
@@ -99,7 +99,7 @@ def model_card(
         load = _LOAD.format(name=one_line(name), more=more, tokenizer=tokenizer).replace("\n\n```\n", "\n```\n")
     else:
         library, load = "llama.cpp", _GGUF.format(file=gguf_file)
-    trained = f"after {step:,} steps of training" if step else "at birth: it has not been trained"
+    trained = f"after {number_of(step, 'step')} of training" if step else "at birth: it has not been trained"
     trained += f", {averaged}" if averaged else ""
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- birthmark\n---",

@@ -18,7 +18,7 @@ from ..findings.compared_runs import (
     paired_differences,
     signed,
 )
-from ..findings.formatting import MISSING, counted, format_value
+from ..findings.formatting import MISSING, counted, format_value, number_of
 from ..findings.inactive_sections import why_inactive
 from ..findings.learning import skipped_in_words
 from ..findings.run_history import RunHistory, read_runs
@@ -103,11 +103,11 @@ def about_run(run: RunHistory) -> str:
         parts.append(f"{counted(n)} parameters")
     layers, heads = model.get("n_layers", summary.get("n_layers")), model.get("n_heads", summary.get("n_heads"))
     if layers is not None:
-        parts.append(_number_of(layers, "block") + (f" of {_number_of(heads, 'head')}" if heads is not None else ""))
+        parts.append(number_of(layers, "block") + (f" of {number_of(heads, 'head')}" if heads is not None else ""))
     parts += [f"{word} {model[name]}" for name, word in (("d_model", "width"), ("mlp", "MLP")) if name in model]
     experts = model.get("experts") or {}
     if (n_experts := experts.get("n_experts")) is not None:
-        parts.append(f"{_number_of(n_experts, 'expert')}, {experts.get('top_k')} for each token")
+        parts.append(f"{number_of(n_experts, 'expert')}, {experts.get('top_k')} for each token")
     if (vocab := summary.get("vocab_size") or model.get("vocab_size")) is not None:
         parts.append(f"vocabulary {vocab:,}")
     if data.get("path"):
@@ -122,18 +122,14 @@ def about_run(run: RunHistory) -> str:
     last = max([*run.metrics, *(s.step for s in run.dated)], default=0)
     if last > 0:
         seen = (run.last.summary.get("tokens") if run.last else None) or 0
-        parts.append(_number_of(last, "step") + (f", {counted(seen)} tokens seen" if seen else ""))
+        parts.append(number_of(last, "step") + (f", {counted(seen)} tokens seen" if seen else ""))
     if (skipped := skipped_in_words(run)) is not None:
         parts.append(f"{skipped} skipped (loss or gradient not finite)")
     if not_measured := run.not_measured:
         step, reason = next(iter(not_measured.items()))
-        others = f", and {_number_of(len(not_measured) - 1, 'step')} more" if len(not_measured) > 1 else ""
+        others = f", and {number_of(len(not_measured) - 1, 'step')} more" if len(not_measured) > 1 else ""
         parts.append(f"not measured: step {step:,} ({reason}){others}")
     return printable(" · ".join(parts))
-
-
-def _number_of(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def _swatch(colour: int | None) -> Markup:
@@ -154,7 +150,7 @@ def _compared(runs: Sequence[RunHistory], comparison: Comparison, colours: Seque
             Fold(
                 "Where the configs differ",
                 [table],
-                note=f"{_number_of(len(comparison.fields), 'field')} of {len(runs)} runs",
+                note=f"{number_of(len(comparison.fields), 'field')} of {len(runs)} runs",
             )
         ]
     return [table]

@@ -11,6 +11,7 @@ from rich.console import Console
 from ..data.prepare import PreparedData
 from ..data.process_batches import StreamSource
 from ..data.splitting import duplicates_in_words
+from ..findings.formatting import number_of
 from ..kernel_devices import why_not_triton
 from ..measure.ranks import world_size
 from ..measure.records import RunDir
@@ -57,7 +58,8 @@ def print_start(
     )
     say(
         console,
-        f"{settings.max_steps - start.step:,} steps of {first:,} {f'to {last:,} ' if last > first else ''}tokens, "
+        f"{number_of(settings.max_steps - start.step, 'step')} of {first:,} "
+        f"{f'to {last:,} ' if last > first else ''}tokens, "
         f"{config.tokens_after(settings.max_steps) - config.tokens_after(start.step):,} in all",
     )
     if config.init_from and not resumed and (rate := continued_rate(config.init_from)).lr == config.optim.lr:
@@ -127,7 +129,7 @@ def _stream_lines(source: StreamSource) -> list[str]:
     settings, files = source.settings, sum(table.n_files for table in source.tables.values())
     fewest, n_streams = min(table.n_files for table in source.tables.values()), settings.n_streams
     lines = [
-        f"stream: {files} file{'s' if files > 1 else ''} in {n_streams} streams, {settings.buffer} sequences of each "
+        f"stream: {number_of(files, 'file')} in {n_streams} streams, {settings.buffer} sequences of each "
         "shuffled at a time; the order is the same on any number of processes, as long as files keep names and sizes"
     ]
     if fewest < n_streams:

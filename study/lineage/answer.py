@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from ...files import write_text
-from ...findings.formatting import format_p, in_prose, p_in_prose, shorten, without_shared_folder
+from ...findings.formatting import format_p, in_prose, number_of, p_in_prose, shorten, without_shared_folder
 from ...findings.thresholds import threshold
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
@@ -143,7 +143,7 @@ def answer_of_seeds(name: str, ranked: Sequence[tuple[int, Fingerprint]]) -> str
     if best.verdict == "undefined":
         return f"Which seed {name} was born from cannot be told: {best.reason}."
     others = f", the other {n - 1} at most {in_prose(most, 1)}" if rest else ", without another to compare with"
-    numbers = f"z {in_prose(best.z, 1)}, {p_in_prose(best.log10_p)} for {n} candidate{'s' if n > 1 else ''}{others}"
+    numbers = f"z {in_prose(best.z, 1)}, {p_in_prose(best.log10_p)} for {number_of(n, 'candidate')}{others}"
     if best.verdict == "stranger":
         if n == 1:
             return f"Seed {seed} is not seen in {name}: it has {numbers}."
