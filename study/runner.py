@@ -72,7 +72,8 @@ def run_trials(
 
     Raises:
         KeyboardInterrupt: a signal came. Running trials have saved a checkpoint; the same call resumes them.
-        RunError: another process runs one of the trials, and nobody is to wait.
+        UsageError, RunError: another process has begun one of the trials with another config, after the others have
+            ended; or it runs one, and nobody is to wait.
     """
     return _Runner(trials, jobs, console, out, retries, wait=wait).run()
 
@@ -124,6 +125,8 @@ class _Runner:
         self.waiting = deque(trial for trial in self.trials if next_move(trial) != "skip")
         self.running: list[_Process] = []
         self.failures: list[Failure] = []
+        #: Why a trial is no longer one of this study: somebody else began it meanwhile, with another config.
+        self.refusal: UsageError | RunError | None = None
         self.signals = 0
         self.bar = Progress(
             TextColumn("[bold]{task.fields[done]}[/bold] runs"),
@@ -158,6 +161,8 @@ class _Runner:
                     job.claim.let_go()
         if self.signals:
             raise KeyboardInterrupt
+        if self.refusal is not None:
+            raise self.refusal
         return self.failures
 
     def _loop(self) -> None:
@@ -184,6 +189,12 @@ class _Runner:
         """Start a trial, if no other process has it, and none has finished it."""
         found = claim(trial, self.out)
         if isinstance(found, Claim):
+            try:
+                check_stored(trial)
+            except (UsageError, RunError) as error:
+                self.refusal = error
+                found.let_go()
+                return
             if next_move(trial) != "skip":
                 self._start(trial, found)
                 return

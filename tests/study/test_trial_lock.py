@@ -1,5 +1,6 @@
 """Processes that share a study's trials: one runs each, what failed is tried again, and the table tells of it."""
 
+import dataclasses
 import os
 import stat
 import subprocess
@@ -12,6 +13,7 @@ from birthmark.errors import RunError, UsageError
 from birthmark.files import read_json, write_json
 from birthmark.launch.cli import main
 from birthmark.study.arms.trials import arm_trials, read_arm_study
+from birthmark.study.runner import _Runner, study_console
 from birthmark.study.trial_lock import (
     STALE_SECONDS,
     Claim,
@@ -25,6 +27,7 @@ from birthmark.study.trial_lock import (
     tries_file,
 )
 from birthmark.study.trials import chosen_trial
+from birthmark.trainer.saved_config import write_config
 
 
 @pytest.fixture
@@ -131,6 +134,19 @@ while len(list(Path(out).glob("*.taken"))) < 3:
     taken = [(tmp_path / "out" / f"{rank}.taken").read_text().split() for rank in range(3)]
     everything = [label for labels in taken for label in labels]
     assert len(everything) == len(set(everything)) == 10
+
+
+def test_a_trial_that_another_process_has_run_with_another_config_is_in_no_table(trials, tmp_path):
+    """Two commands started at once, with different --set, ended well with a table of runs of both."""
+    (trial, *_), out = trials, tmp_path / "out"
+    runner = _Runner([trial], 1, study_console(out), out, 0, wait=True)
+    other = dataclasses.replace(trial.config, optim=dataclasses.replace(trial.config.optim, lr=0.5))
+    write_config(other, trial.run.config)
+    trial.run.birth.write_text("{}")
+    trial.run.checkpoint(trial.config.trainer.max_steps).mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"plain/seed-0: a run of another config \(optim\.lr 0\.5 there"):
+        runner.run()
+    assert not lock_of(trial).exists()
 
 
 def test_a_trial_is_chosen_by_name_or_place(trials):
