@@ -67,21 +67,30 @@ def audit(
         absent: names of further checkpoints in a listing of the suite.
     """
     names = without_shared_folder([member.name for member in members])
-    judged = [Judged(member, name) for member, name in zip(members, names, strict=True)]
-    for one in judged:
+    judged: list[Judged] = []
+    deleted: list[str] = []
+    for member, name in zip(members, names, strict=True):
+        one = Judged(member, name)
         try:
-            one.content = read_content(one.member, scan=scan)
+            one.content = read_content(member, scan=scan)
         except (RunError, UsageError, OSError) as error:
-            one.found("damaged", str(error).removeprefix(f"{one.member.name}: ").removeprefix(f"{one.member.name}/"))
+            if member.is_deleted:
+                deleted.append(one.label)
+                advance(1)
+                continue
+            one.found("damaged", str(error).removeprefix(f"{member.name}: ").removeprefix(f"{member.name}/"))
         else:
             for what in one.content.sampled.broken:
                 one.found("values", what)
+        judged.append(one)
         advance(1)
     compare_configs(judged)
     distinct = alike(of_one_shape(judged))
     notes = part_runs(distinct)
     tensors, of_tensors = say_mixed(distinct)
     notes += [*of_tensors, *_absent(members, absent)]
+    if deleted:
+        notes.append(f"deleted while the suite was read, and not judged: {in_few_words(deleted)}")
     say_means(distinct)
     own = [i for i, same in enumerate(distinct) if not same.is_copy]
     distinct, distance_MM = [distinct[i] for i in own], tensors.without_mixed()[np.ix_(own, own)]

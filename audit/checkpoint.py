@@ -152,6 +152,13 @@ class Member:
     """The birth that it is, which lies nowhere and is drawn again."""
     source: str = ""
     """Run, folder or repository that it belongs to; the name of a config's birth."""
+    path: Path | None = None
+    """Path of a checkpoint on this machine."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """True if it was deleted since it was found: a training that goes on does so with old checkpoints."""
+        return self.path is not None and not self.path.exists()
 
     @property
     def step(self) -> int | None:
@@ -281,7 +288,8 @@ def _local(name: str, folder: Path, place: Place | None, run: RunDir | None = No
         fetch_checkpoint(folder)
         return nullcontext(gguf_folder(files) if (files := gguf_files(folder)) else folder)
 
-    return Member(name, place, here, source=str(folder.resolve().parent if run is None else run.path.resolve()))
+    source = folder.resolve().parent if run is None else run.path.resolve()
+    return Member(name, place, here, source=str(source), path=folder)
 
 
 def listed_but_absent(names: Sequence[str]) -> list[str]:

@@ -44,6 +44,16 @@ def test_truncated_empty_and_missing_files_are_rows_and_the_audit_goes_on(suite,
     assert "truncated" in found.said[16]
 
 
+def test_a_checkpoint_that_its_training_deletes_meanwhile_is_no_fault(suite):
+    """`trainer.keep_last` made a run that trained one with a damaged checkpoint, by status and verdict."""
+    members = find_members([str(suite)])
+    shutil.rmtree(suite / "step-8")
+    found = audit(members)
+    assert found.is_right
+    assert [one.member.step for one in found.judged] == [step for step in STEPS if step != 8]
+    assert "deleted while the suite was read, and not judged: step 8" in found.notes
+
+
 @pytest.mark.parametrize(
     ("spans", "message"),
     [

@@ -89,7 +89,8 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path = find_folder(path)
         fetch_checkpoint(path)
-        content = read_json(path / STATE, dict[str, Any], MEND)
+        with self._while_there():
+            content = read_json(path / STATE, dict[str, Any], MEND)
         version = content.get("format")
         if type(version) is not int or version not in STATES:
             raise RunError(f"{path / STATE}: format {quoted(version)}, this version reads 1 and {FORMAT}")
@@ -105,6 +106,19 @@ class CheckpointFolder:
             check(content, STATES[version])
             self.files = content["files"] if version == FORMAT else {TENSORS: content["sha256"]}
             self._check_facts()
+
+    @contextmanager
+    def _while_there(self) -> Iterator[None]:
+        """Name the folder, not a file in it, where it is deleted while it is read."""
+        try:
+            yield
+        except (RunError, OSError):
+            if self.path.exists():
+                raise
+            raise RunError(
+                f"{self.path}: no such checkpoint, at least no longer; a run that trains deletes old ones "
+                "(trainer.keep_last): start again, or name one that stays"
+            ) from None
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
@@ -136,11 +150,12 @@ class CheckpointFolder:
         Raises:
             RunError: one is not; it is named.
         """
-        for name in self.files:
-            self._check_length(name)
-        for name in sorted(self.files)[part::parts]:
-            if file_sha256(self.path / name) != self.files[name]:
-                raise RunError(f"{self.path / name}: damaged (its SHA-256 is not the one in {STATE}); {MEND}")
+        with self._while_there():
+            for name in self.files:
+                self._check_length(name)
+            for name in sorted(self.files)[part::parts]:
+                if file_sha256(self.path / name) != self.files[name]:
+                    raise RunError(f"{self.path / name}: damaged (its SHA-256 is not the one in {STATE}); {MEND}")
 
     def _check_length(self, file: str) -> None:
         """Refuse a file that is longer than the tensors are that ``state.json`` says are in it."""
@@ -151,11 +166,12 @@ class CheckpointFolder:
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:
-            self._check_length(file)
-            try:
-                self._opened[file] = safe_open(self.path / file, "pt")
-            except SafetensorError as error:
-                raise RunError(f"{self.path / file}: damaged ({one_line(error)}); {MEND}") from None
+            with self._while_there():
+                self._check_length(file)
+                try:
+                    self._opened[file] = safe_open(self.path / file, "pt")
+                except SafetensorError as error:
+                    raise RunError(f"{self.path / file}: damaged ({one_line(error)}); {MEND}") from None
         return self._opened[file]
 
     def flat(self, file: str, name: str, n: int, dtype: torch.dtype) -> Tensor:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 import shutil
 import subprocess
 from itertools import pairwise
@@ -157,6 +158,16 @@ def test_missing_and_broken_state_is_named(folder):
         harm()
         with pytest.raises(RunError, match=words):
             FolderCheckpointIO().load_checkpoint(folder)
+
+
+def test_a_folder_that_is_deleted_while_it_is_read_is_said_to_be_gone(folder):
+    """As `trainer.keep_last` does; the advice was to delete it."""
+    opened = CheckpointFolder(folder)
+    shutil.rmtree(folder)
+    stored = opened.tensors["state_dict/model.a"]
+    for read in (lambda: CheckpointFolder(folder), opened.verify, stored.whole):
+        with pytest.raises(RunError, match=f"^{re.escape(str(folder))}: no such checkpoint, at least no longer"):
+            read()
 
 
 # ── parts of tensors ────────────────────────────────────────────────────────────────────────────────────────────────
