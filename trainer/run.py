@@ -53,7 +53,7 @@ from .processes.process_group import (
 )
 from .provenance import versions
 from .run_callbacks import build_callbacks, build_loggers, build_recorder
-from .run_folder import begin_run, check_resumable, check_unused
+from .run_folder import begin_run, check_all_see, check_resumable, check_unused
 from .saved_config import write_config
 from .start_messages import print_data, print_start
 from .strategies.lightning_setup import check_launch, set_up_strategy
@@ -300,6 +300,8 @@ def pretrain(
         _check_same_everywhere(config, birth, data)
 
         start = from_rank_zero(lambda: held.enter_context(begin_run(config, run, model, birth, data, resume=resume)))
+        if STRATEGIES[config.trainer.strategy].shards_optimizer:
+            check_all_see(run)
         if upload is not None:
             # Last of all, when no process waits for this one.
             last.push(lambda kind, error, trace: upload.finish(error))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,10 +17,12 @@ from ..data.config import HOW_READ
 from ..data.prepare import PreparedData
 from ..errors import RunError, UsageError
 from ..files import TEXT_BYTES, atomic_path, check_file, delete_folder, file_sha256, write_sealed_json
+from ..measure.ranks import from_rank_zero, rank
 from ..measure.records import RunDir, step_of, truncate_metrics, write_metrics_csv
 from ..models.birth import certificate
 from ..models.decoder import Decoder
 from .config import RunConfig
+from .processes.joint_failure import raise_on_every_rank
 from .provenance import code, versions
 from .saved_config import config_differences, is_sealed, write_config
 
@@ -158,6 +162,26 @@ class RunStart:
     """The content of its birth certificate."""
     log_lacks_from: int | None = None
     """The last step that metrics.jsonl has, where lines between it and ``step`` are missing; else None."""
+
+
+def check_all_see(run: RunDir) -> None:
+    """Raise RunError, on every rank, if a rank does not see the run's folder as rank 0 has it. Collective: call on
+    every rank.
+    """
+    # A new name: a network's file system may remember for a while that an old one was missing.
+    made = from_rank_zero(lambda: Path(tempfile.mkdtemp(prefix=".seen.", dir=run.path)))
+    try:
+        raise_on_every_rank(
+            None
+            if made.is_dir()
+            else RunError(
+                f"--run_dir {run.path}: rank {rank()} on host {socket.gethostname()} does not see the folder of rank "
+                "0, into which all processes write their parts of checkpoints; give one on a file system of all nodes"
+            )
+        )
+    finally:
+        if rank() == 0:
+            made.rmdir()
 
 
 @contextmanager

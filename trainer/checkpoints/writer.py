@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -139,6 +140,12 @@ class _Write:
     def _write_part(self) -> dict[str, Any]:
         file = f"{part_name(self.rank, self.world_size)}.safetensors"
         part: dict[str, Any] = {"file": file, "sha256": None, "pieces": {}}
+        # Else the file would be written into a new folder of this node, and rank 0 would wait for it in vain.
+        if not self.scratch.is_dir():
+            raise RunError(
+                f"{self.path}: rank {self.rank} on host {socket.gethostname()} does not see the folder that rank 0 has "
+                "made; all nodes must see one file system; the checkpoints before it are intact"
+            )
         if self.copies or self.world_size == 1:
             try:
                 with atomic_path(self.scratch / file) as new:

@@ -5,6 +5,7 @@ The oracles: torch's own gathering of shards, and the model that one process tra
 
 import json
 import shutil
+import socket
 
 import pytest
 import torch
@@ -168,6 +169,13 @@ if n == 2:
             path.write_bytes(good)
         dist.barrier()
     results["mended"] = said(open_checkpoint, folder / "step-3")
+
+    # As nodes that share no file system.
+    io.timeout = timedelta(seconds=2)
+    (folder / f"node-{rank}").mkdir()
+    os.chdir(folder / f"node-{rank}")
+    results["apart"] = said(lambda: io.save(content, Path("step-4"), shared=True))
+    results["after apart"] = [file.name for file in Path().glob("*step*")]
 print(json.dumps(results))
 """
 
@@ -302,6 +310,13 @@ def test_one_rank_that_cannot_write_fails_all_and_the_checkpoint_before_stays(by
         assert "RunError: " in results["full"]
         assert "step-2: cannot be written" in results["full"]
         assert results["after full"] == ["step-1"]
+
+
+def test_a_rank_that_does_not_see_the_folder_is_named_at_once(by_two):
+    """It wrote into a folder of its own, and the run ended half an hour later, in a hang of rank 0."""
+    for results in by_two:
+        assert f"step-4: rank 1 on host {socket.gethostname()} does not see the folder" in results["apart"]
+        assert results["after apart"] == []
 
 
 def test_what_is_not_written_once_and_whole_is_no_checkpoint(by_two):
