@@ -352,7 +352,7 @@ class _Watch:
             try:
                 line = f"birthmark: error: {line}"
                 if self.process is not None and self.n_ranks > 1:
-                    line, _ = report_failure(line, 1, self.process, rank_0_first=0 not in silent)
+                    line, _ = report_failure(line, 1, self.process, rank_0_first=0 not in silent, names_rank=True)
                 else:
                     print(line, file=sys.stderr)
             finally:

@@ -122,13 +122,18 @@ def common_store() -> dist.Store | None:
     return dist.PrefixStore(f"birthmark/{start_name()}", found[0]) if found else None
 
 
-def report_failure(line: str, status: int, process: LaunchedProcess, *, rank_0_first: bool = True) -> tuple[str, int]:
+def report_failure(
+    line: str, status: int, process: LaunchedProcess, *, rank_0_first: bool = True, names_rank: bool = False
+) -> tuple[str, int]:
     """Print why this process fails, unless another process has printed the reason; return the reason and the exit
     status.
 
     The first to fail knows the cause; the others fail because it is gone. Rank 0 prints what all fail of, unless it is
-    known to be silent.
+    known to be silent. Another rank thus fails of something that it met alone, and adds its rank and host to ``line``,
+    unless this names a rank.
     """
+    if process.rank > 0 and not names_rank:
+        line = f"{line} (rank {process.rank} on host {socket.gethostname()})"
     store = common_store()
     if store is None:
         if process.rank > 0:

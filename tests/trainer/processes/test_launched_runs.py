@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from dataclasses import asdict, replace
@@ -52,7 +53,7 @@ check_finite = PretrainModule.check_finite
 
 def fail(self, *, weights=False):
     if self.global_step == 3:
-        raise RunError("rank 1 alone")
+        raise RunError("at step 3")
     check_finite(self, weights=weights)  # the other rank waits for this one there
 
 run("bad", "--trainer.global_batch_size=1")
@@ -246,8 +247,8 @@ def test_a_micro_batch_that_does_not_divide_is_made_to_and_said_once(output, fol
     assert read_config(RunDir.open(folder / "stopped").config).trainer.micro_batch_size == 3
 
 
-def test_what_one_process_fails_of_is_printed_once_and_ends_all(output, folder):
-    alone = "birthmark: error: rank 1 alone"
+def test_what_one_process_fails_of_is_printed_once_with_its_rank_and_ends_all(output, folder):
+    alone = f"birthmark: error: at step 3 (rank 1 on host {socket.gethostname()})"
     lines = output[1].splitlines()
     assert lines.count(alone) == 1
     assert sum(line.startswith("birthmark: ") for line in lines) == 2  # the other one is the batch
