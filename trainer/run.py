@@ -270,6 +270,8 @@ def pretrain(
     timeout = collective_timeout(config.trainer.timeout_s)
     with ExitStack() as last, ExitStack() as signals, join_process_group(process, device, timeout), ExitStack() as held:
         console = (console or RunConsole(run.metrics)) if rank() == 0 else Console(quiet=True)
+        # A network's file system may show this run to some nodes a moment later.
+        resume = from_rank_zero(partial(bool, resume))
         # Asked here so that a mistake ends the run at once, and again in begin_run, which holds the run's lock.
         from_rank_zero(lambda: check_resumable(config, run) if resume else check_unused(run))
         tell = partial(say, console)
@@ -300,7 +302,7 @@ def pretrain(
         _check_same_everywhere(config, birth, data)
 
         start = from_rank_zero(lambda: held.enter_context(begin_run(config, run, model, birth, data, resume=resume)))
-        if STRATEGIES[config.trainer.strategy].shards_optimizer:
+        if start.checkpoint is not None or STRATEGIES[config.trainer.strategy].shards_optimizer:
             check_all_see(run)
         if upload is not None:
             # Last of all, when no process waits for this one.

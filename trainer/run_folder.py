@@ -175,8 +175,8 @@ def check_all_see(run: RunDir) -> None:
             None
             if made.is_dir()
             else RunError(
-                f"--run_dir {run.path}: rank {rank()} on host {socket.gethostname()} does not see the folder of rank "
-                "0, into which all processes write their parts of checkpoints; give one on a file system of all nodes"
+                f"--run_dir {run.path}: rank {rank()} on host {socket.gethostname()} does not see the folder of "
+                "rank 0, where all processes read and write parts of checkpoints; give one on a disk of all nodes"
             )
         )
     finally:

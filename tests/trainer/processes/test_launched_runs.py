@@ -26,11 +26,12 @@ from birthmark.trainer.strategies.table import STRATEGIES, STRATEGY_FIELDS
 
 # One launch for several runs, because starting takes longer than they do. Each looks like a launch of its own.
 SCRIPT = """
-import os, signal, sys, threading, time
+import os, shutil, signal, sys, threading, time
 from pathlib import Path
 
 from birthmark.errors import RunError
 from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir
 from birthmark.trainer import run as training
 from birthmark.trainer.module import PretrainModule
 
@@ -59,13 +60,22 @@ def fail(self, *, weights=False):
 run("bad", "--trainer.global_batch_size=1")
 run("two")
 training._write_report = lambda run: None  # the pages of the others take longer than they do
-run("uneven", "--trainer.global_batch_size=5", "--trainer.micro_batch_size=2", "--snapshot.enabled=false")
+uneven = ["--trainer.global_batch_size=5", "--trainer.micro_batch_size=2", "--snapshot.enabled=false"]
+run("uneven", *uneven)
 few = ["--trainer.global_batch_size=6", "--trainer.micro_batch_size=2", "--snapshot.enabled=false"]
 run("packed", *fields, *few)
 if rank == "1":
     threading.Thread(target=interrupt, daemon=True).start()
 run("stopped", "--trainer.max_steps=100000", "--trainer.checkpoint_every=100000", "--trainer.micro_batch_size=3")
+# A file system that shows one node a new run a moment later.
+if rank == "0":
+    shutil.copytree(f"{out}/uneven", f"{out}/late")
+    shutil.rmtree(f"{out}/late/checkpoints/step-00000010")
+else:
+    is_run, RunDir.is_run = RunDir.is_run, lambda path: False
+run("late", *uneven, "--trainer.timeout_s=5")
 if rank == "1":
+    RunDir.is_run = is_run
     PretrainModule.check_finite = fail
 run("broken")
 sys.exit(1)
@@ -133,7 +143,7 @@ def test_sequences_count_alike_where_two_processes_cannot_share_them_evenly(conf
     whole = run(replace(config, trainer=trainer, snapshot=snapshot), tmp_path / "whole")
     uneven = RunDir.open(folder / "uneven")
     said = "micro-batches of 2 or 1 sequences for trainer.micro_batch_size 2: so 2 processes can share the 5 of a step"
-    assert output[0].count(said) == 1
+    assert output[0].count(said) == 2  # uneven, late
     for key in ("train/loss", "train/grad_norm", "train/tokens", "val/loss"):
         assert logged(uneven, key) == pytest.approx(logged(whole, key), rel=1e-5), key
 
@@ -247,6 +257,13 @@ def test_a_micro_batch_that_does_not_divide_is_made_to_and_said_once(output, fol
     assert read_config(RunDir.open(folder / "stopped").config).trainer.micro_batch_size == 3
 
 
+def test_a_run_goes_on_where_one_process_does_not_see_it_yet(output, folder):
+    """It hung for half an hour: the processes did not agree if they go on with a run."""
+    assert f"rank 1 after late: {[2, *[0] * 5]}" in output[0]
+    late, uneven = (logged(RunDir.open(folder / name), "train/loss") for name in ("late", "uneven"))
+    assert late == uneven
+
+
 def test_what_one_process_fails_of_is_printed_once_with_its_rank_and_ends_all(output, folder):
     alone = f"birthmark: error: at step 3 (rank 1 on host {socket.gethostname()})"
     lines = output[1].splitlines()
@@ -258,9 +275,9 @@ def test_what_one_process_fails_of_is_printed_once_with_its_rank_and_ends_all(ou
 
 
 def test_only_one_process_prints(output, folder):
-    assert output[0].count("  2 processes") == 5
+    assert output[0].count("  2 processes") == 6
     assert output[0].count(f"report: {folder / 'two' / 'report.html'}") == 1
-    assert output[0].count("step     10") == 2  # two, uneven
+    assert output[0].count("step     10") == 3  # two, uneven, late
 
 
 def test_every_strategy_of_the_config_is_in_the_table():
