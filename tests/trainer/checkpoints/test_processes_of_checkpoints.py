@@ -64,7 +64,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from birthmark.errors import RunError
+from birthmark.measure.records import RunDir
 from birthmark.models.tensor_shards import TensorShard
+from birthmark.trainer.run_folder import check_all_see
 from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder, StoredTensor, load_into, open_checkpoint
 from birthmark.trainer.checkpoints.writer import BackgroundWriter
 
@@ -176,6 +178,11 @@ if n == 2:
     os.chdir(folder / f"node-{rank}")
     results["apart"] = said(lambda: io.save(content, Path("step-4"), shared=True))
     results["after apart"] = [file.name for file in Path().glob("*step*")]
+    Path("run").mkdir()
+    results["run apart"] = said(check_all_see, RunDir(Path("run")))
+    results["run"] = said(check_all_see, RunDir(folder))
+    dist.barrier()
+    results["after run"] = [*map(str, Path("run").iterdir()), *map(str, folder.glob(".seen*"))]
 print(json.dumps(results))
 """
 
@@ -315,8 +322,12 @@ def test_one_rank_that_cannot_write_fails_all_and_the_checkpoint_before_stays(by
 def test_a_rank_that_does_not_see_the_folder_is_named_at_once(by_two):
     """It wrote into a folder of its own, and the run ended half an hour later, in a hang of rank 0."""
     for results in by_two:
-        assert f"step-4: rank 1 on host {socket.gethostname()} does not see the folder" in results["apart"]
-        assert results["after apart"] == []
+        unseen = f"rank 1 on host {socket.gethostname()} does not see the folder"
+        assert f"step-4: {unseen}" in results["apart"]
+        # A start asks before it trains.
+        assert f"--run_dir run: {unseen}" in results["run apart"]
+        assert results["run"] is None
+        assert results["after apart"] == results["after run"] == []
 
 
 def test_what_is_not_written_once_and_whole_is_no_checkpoint(by_two):
