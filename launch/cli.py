@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -103,7 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     if argv is None:
-        leave_working_folder()
+        try:
+            leave_working_folder()
+        except FileNotFoundError:
+            line = "birthmark: error: the working folder was deleted; go to another one first (cd)"
+            return _report_failure(line, USAGE_STATUS)
+        if isinstance(sys.stdout, io.TextIOWrapper):  # None where it was closed
+            # A locale may lack a character. Standard error has this from Python.
+            sys.stdout.reconfigure(errors="backslashreplace")
     from ..files import one_line
     from ..models.user_classes import name_user_code
     from ..urls import hide_credentials

@@ -26,7 +26,9 @@ Kind = Literal["page", "picture"]
 
 def print_json(value: Any) -> None:
     """Print the whole answer of a command as JSON, for ``--json``."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # A stream that takes no Unicode would write escapes of Python's, which are no JSON.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = json.dumps(value, indent=2, ensure_ascii=not encoding.lower().startswith("utf"))
     # JSON escapes no control characters from U+007F on.
     print(re.sub(r"[^\n -~]", lambda c: c[0] if c[0].isprintable() else json.dumps(c[0])[1:-1], text), flush=True)
 

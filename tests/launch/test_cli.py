@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import hashlib
 import inspect
+import io
 import json
 import subprocess
 import typing
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
+from birthmark.report.terminal import print_json
 from birthmark.trainer.config import RunConfig
 
 
@@ -224,3 +226,27 @@ def test_a_launchers_last_signal_does_not_change_how_a_command_ended(python):
     )
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "status", "said"),
+    [
+        ("sys.stdout.reconfigure(encoding='ascii')", ["pretrain", "--help"], 0, r"\xb7"),
+        ("os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')", ["configs"], 2, "the working folder was deleted"),
+    ],
+)
+def test_an_odd_machine_gives_no_internal_error(before, words, status, said, tmp_path, python):
+    """A locale without a character of the help, and a working folder that is gone."""
+    script = f"import os, sys; from birthmark.launch.cli import main; {before}; sys.exit(main())"
+    command = [python, "-c", script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False)
+    assert said in done.stdout + done.stderr
+    assert done.stderr.count("\n") == (status != 0)
+
+
+def test_json_on_a_stream_of_ascii_is_json(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii", errors="backslashreplace"))
+    print_json(value := {"a": "→ é 𝄞 \x85"})
+    assert json.loads(written.getvalue()) == value
