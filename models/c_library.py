@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ..errors import UsageError
 from ..files import atomic_path, one_line, user_path
 
 _FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
@@ -41,8 +42,15 @@ def kernel(source: Path) -> ctypes.CDLL | str:
 
 
 def cache_folder() -> Path:
-    """Return the folder for compiled files: ``$XDG_CACHE_HOME/birthmark``, by default ``~/.cache/birthmark``."""
-    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "birthmark"
+    """Return the folder for compiled files: ``$XDG_CACHE_HOME/birthmark``, by default ``~/.cache/birthmark``.
+
+    Raises:
+        UsageError: the user has no home.
+    """
+    try:
+        return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "birthmark"
+    except UsageError:
+        raise UsageError("this user has no home to keep a cache in; set HOME or XDG_CACHE_HOME") from None
 
 
 def load(source: Path) -> ctypes.CDLL:
@@ -58,7 +66,10 @@ def load(source: Path) -> ctypes.CDLL:
     flags = (*_FLAGS, *_INSTRUCTIONS)
     texts = source.read_bytes(), _HEADER.read_bytes(), "\0".join((*command, *flags)).encode()
     made_of = hashlib.sha256(b"".join(texts)).hexdigest()
-    library = cache_folder() / f"{source.stem}-{made_of[:16]}.so"
+    try:
+        library = cache_folder() / f"{source.stem}-{made_of[:16]}.so"
+    except UsageError as error:
+        raise CannotCompileError(str(error)) from None
     try:
         if not library.is_file():
             if not command or shutil.which(command[0]) is None:

@@ -268,6 +268,14 @@ def seal_config():
 
 
 @pytest.fixture
+def homeless(monkeypatch):
+    """A user without HOME and without an entry in /etc/passwd, as in a container under any number."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+
+
+@pytest.fixture
 def refused(capsys):
     """``refused(*words, status=2)``: the one line of a command that ends with this status and says nothing else."""
     from birthmark.launch.cli import main

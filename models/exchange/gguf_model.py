@@ -188,7 +188,8 @@ def gguf_tensors(folder: Path) -> Path | None:
     The file names files anywhere and places in them, so that one of others would read whatever the user may.
     """
     whole = folder.resolve()
-    if whole.parent != cache_folder().resolve() or not whole.name.startswith(_FOLDER):
+    # By its name first: who reads another folder needs no cache, and may have no home for one.
+    if not whole.name.startswith(_FOLDER) or whole.parent != cache_folder().resolve():
         return None
     file = folder / GGUF_TENSORS
     return file if file.is_file() else None

@@ -32,6 +32,10 @@ def test_nothing_is_wrong_with_a_clean_suite(clean, other, audited):
         assert cosines == sorted(cosines, reverse=True)
 
 
+def test_a_reader_without_a_home_finds_nothing_wrong(clean, audited, homeless):
+    assert audited(clean, status=0).json["sentence"].endswith("nothing is wrong with them")
+
+
 def test_weights_under_two_steps_are_found_and_the_step_that_they_are_of(suite, audited):
     for step in (8, 12):
         shutil.copy(weights_file(suite, 24), weights_file(suite, step))

@@ -129,6 +129,11 @@ def test_without_a_compiler_blocks_of_products_take_its_place(compiler, reason, 
     assert not torch.equal(ours[1], theirs[1])
 
 
+def test_without_a_home_it_is_not_built(homeless):
+    with pytest.raises(c_library.CannotCompileError, match="no home"):
+        c_library.load(native._SOURCE)
+
+
 #: Takes the place of the C library's function: the call with this number from now gets no memory.
 _REFUSING = """
 #include <stdlib.h>
