@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..files import write_text
 from ..schema import quoted
 from ..trainer.by_name.shipped_configs import shipped_config
+from ..trainer.config_file import text_problem
 from ..yaml_files import read_yaml, yaml_text
 
 _SCALAR = (str, int, float, bool, type(None))
@@ -151,8 +152,15 @@ class StudyRequest:
             raise UsageError(f"--arms {','.join(self.arms)}: a study of {kind} has none; leave it out")
 
     def folder(self, name: str) -> Path:
-        """Return the folder of a study of this name."""
-        return self.out or Path("studies") / name
+        """Return the folder of a study of this name.
+
+        Raises:
+            UsageError: no run can lie in it.
+        """
+        folder = self.out or Path("studies") / name
+        if problem := text_problem(str(folder)):
+            raise UsageError(f"--out {quoted(str(folder))}: {problem}")
+        return folder
 
     def keep_overrides(self, out: Path) -> None:
         """Write the overrides of the runs into the study's folder ``out``."""

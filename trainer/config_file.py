@@ -117,13 +117,13 @@ def build_group(config: type, values: Mapping[str, Any], group: str = "") -> Any
         else:
             value = field_value(name, value, types[field.name])
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and (problem := _text_problem(text)):
+            if isinstance(text, str) and (problem := text_problem(text)):
                 raise UsageError(f"{name} is {quoted(text)}: {problem}")
         given[field.name] = value
     return config(**given)
 
 
-def _text_problem(text: str) -> str:
+def text_problem(text: str) -> str:
     """Say why a text can be neither a name nor a path; "" if it can."""
     if any(ord(char) < 32 or 0xD800 <= ord(char) < 0xE000 for char in text):
         return "leave control characters and what is no Unicode out"

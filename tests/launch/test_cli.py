@@ -72,6 +72,7 @@ def test_a_wrong_request_is_one_line_and_status_2_and_nothing_is_written(case, t
         (["pretrain"], "nothing to train: give --config NAME (birthmark configs lists them)"),
         (["pretrain", "--run_dir=/no/such"], "birthmark demo"),
         (["report", "/no/such"], "/no/such: not a run"),
+        (["ablate", "sinks", "--out=/dev/null/\udcff"], "--out '/dev/null/\\udcff': leave control characters"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_status_2(arguments, expected, refused):
