@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -17,6 +18,13 @@ from ..errors import INTERRUPTED_STATUS, USAGE_STATUS, RunError, UsageError
 
 #: Ctrl-C that came: an import may turn it into an error of its own.
 _interrupts: list[int] = []
+
+_MORE_THREADS = "give this user, or the container, more processes and threads (ulimit -u, pids.max)"
+#: Remedies for refusals by the system that name no file.
+_REMEDIES = {
+    errno.EAGAIN: _MORE_THREADS,
+    errno.ENOLCK: "mount the folder of the run, the study or the cache with locks, or name another folder",
+}
 
 
 def _report_failure(line: str, status: int) -> int:
@@ -148,13 +156,19 @@ def _main(argv: Sequence[str] | None) -> int:
         if debug or _interrupts:
             raise
         # A refusal by the system is not our bug: a name too long, a folder without permission to write.
-        what = "" if error.filename is None else f"{one_line(error.filename)}: "
-        return _report_failure(f"birthmark: error: {what}{error.strerror or one_line(error)}", 1)
+        said = error.strerror or one_line(error)
+        if error.filename is not None:
+            said = f"{one_line(error.filename)}: {said}"
+        elif error.errno in _REMEDIES:
+            said = f"{said}; {_REMEDIES[error.errno]}"
+        return _report_failure(f"birthmark: error: {said}", 1)
     except Exception as error:
         if debug or _interrupts:
             raise
         if _is_out_of_memory(error):
             return _report_failure("birthmark: error: out of memory; give a smaller model, batch or probe", 1)
+        if "start new thread" in str(error):  # Python's RuntimeError
+            return _report_failure(f"birthmark: error: {one_line(error)}; {_MORE_THREADS}", 1)
         # A mistake in this package, whatever the input: nothing that a user could mend.
         line = f"birthmark: internal error ({one_line(error)}); please report it with what --debug shows"
         return _report_failure(line, 1)

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import errno
 import hashlib
 import inspect
 import io
@@ -168,6 +169,16 @@ def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, monkeypatch, ref
     [
         (MemoryError(), "out of memory; give a smaller model, batch or probe"),
         (OSError(36, "File name too long", "x" * 300), f"{'x' * 200}: File name too long"),
+        (
+            OSError(errno.ENOLCK, "No locks available"),
+            "No locks available; mount the folder of the run, the study or the cache with locks, or name another "
+            "folder",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            "can't start new thread; give this user, or the container, more processes and threads (ulimit -u, "
+            "pids.max)",
+        ),
     ],
 )
 def test_what_the_machine_refuses_is_no_bug(error, line, tiny_file, monkeypatch, refused):
