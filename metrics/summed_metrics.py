@@ -29,11 +29,24 @@ class PlaceMetric(Metric):
     Python's collector comes by, and that one counts objects, not their gigabytes. Here the wrappers hold it weakly.
     """
 
+    _kept: dict[int, tuple[Tensor, ...]]
+
     def __init__(self) -> None:
         super().__init__()
-        self._kept: dict[int, tuple[Tensor, ...]] = {}
         self._kept_shapes: list[torch.Size] = []
         self._kept_bytes = 0
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        """States by name. ``torchmetrics`` asks for the names before it reads, compares, stores or loads states: what
+        is kept is added up by then.
+        """
+        self.flush()
+        return self._by_name
+
+    @_defaults.setter
+    def _defaults(self, by_name: dict[str, Any]) -> None:
+        self._by_name, self._kept = by_name, {}
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
         weak: Any = proxy(self)
@@ -94,15 +107,9 @@ class PlaceMetric(Metric):
         super().reset()
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """See `torchmetrics.Metric`; what either keeps is added up first."""
+        """See `torchmetrics.Metric`; what is kept is added up first."""
         self.flush()
-        if isinstance(incoming_state, PlaceMetric):
-            incoming_state.flush()
         super().merge_state(incoming_state)
-
-    def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
-        self.flush()
-        return super()._copy_state_dict()
 
     def _apply(self, fn: Callable[..., Any], exclude_state: Sequence[str] = ()) -> Any:
         self.flush()
@@ -139,7 +146,6 @@ class AdditiveMetric(PlaceMetric):
             setattr(self, name, zero)
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
-        self.flush()
         # Nothing here writes into a state that stands in such a copy: they are replaced, and put back.
         return {name: getattr(self, name) for name in self._defaults}
 

@@ -4,9 +4,11 @@ import copy
 import pickle
 
 import numpy as np
+import pytest
 import torch
+from torchmetrics import MetricCollection
 
-from birthmark.metrics.directions import Contraction
+from birthmark.metrics.directions import Contraction, SeedAlignment
 from birthmark.metrics.summed_metrics import AdditiveMetric
 
 
@@ -72,3 +74,45 @@ def test_moving_a_metric_keeps_what_it_has_summed():
     assert metric.total[1, 3] == 2
     metric.to("cpu").reset()
     assert metric.total.shape == (2, 1000)
+
+
+def states(batches):
+    """A metric that has seen some batches, the last of which it keeps."""
+    metric = Contraction(1, 8)
+    for h in batches:
+        metric.update(0, h)
+    return metric
+
+
+@pytest.mark.parametrize("way", ["state_dict", "metric_state"])
+def test_states_that_are_stored_have_every_batch(way):
+    first, second = torch.randn(2, 9, 5, 8, generator=torch.Generator().manual_seed(0))
+    metric, other = states([first]), states([second])
+    if way == "state_dict":
+        for one in (metric, other):
+            one.persistent(True)
+        other.load_state_dict(metric.state_dict())  # in place of what it had
+        other.update(0, second)
+    else:
+        other.merge_state(metric.metric_state)
+    whole = states([torch.cat([first, second])])
+    np.testing.assert_allclose(other.compute(), whole.compute(), rtol=1e-6)
+
+
+def test_a_collection_gives_what_its_metrics_give():
+    """torchmetrics updates one of several metrics whose states are equal after the first batch, and no other one."""
+    batches = torch.randn(3, 9, 5, 8, generator=torch.Generator().manual_seed(0))
+    directions = torch.eye(8)[:2, None, None]
+    make = {"a": lambda: SeedAlignment(directions[0]), "b": lambda: SeedAlignment(directions[1])}
+    make |= {"c": lambda: Contraction(1, 8), "d": lambda: Contraction(1, 8)}
+    together = MetricCollection({name: one() for name, one in make.items()})
+    for h in batches:
+        together.update(0, h)
+    found = together.compute()
+    for name, one in make.items():
+        alone = one()
+        for h in batches:
+            alone.update(0, h)
+        for got, wanted in zip(found[name], alone.compute(), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-9, err_msg=name)
+    assert sorted(map(sorted, together.compute_groups.values())) == [["a"], ["b"], ["c", "d"]]
