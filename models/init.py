@@ -64,6 +64,7 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
 
     Raises:
         TypeError: a module owns parameters but does not state their roles.
+        ValueError: it states one that is none.
     """
     roles: dict[str, ParameterRole] = {}
     for prefix, module in model.named_modules():
@@ -71,7 +72,7 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
         stated = module.parameter_roles if isinstance(module, StatesRoles) else {}
         if missing := [name for name in own if name not in stated]:
             raise TypeError(f"{type(module).__name__} owns parameters {missing} but does not state their roles")
-        roles |= {f"{prefix}.{name}" if prefix else name: stated[name] for name in own}
+        roles |= {f"{prefix}.{name}" if prefix else name: ParameterRole(stated[name]) for name in own}
     return {name: roles[name] for name, _ in model.named_parameters()}
 
 
@@ -369,6 +370,9 @@ def birth_plan(model: nn.Module, init: InitConfig) -> dict[str, Distribution]:
         stated = module.distributions(for_tables(init) if part == "head" else init)
         if missing := [name for name in own if name not in stated]:
             raise TypeError(f"{type(module).__name__} owns parameters {missing} but does not state their distributions")
+        if wrong := [name for name in own if not isinstance(stated[name], Distribution)]:
+            given = f"{stated[wrong[0]]!r} as the distribution of {wrong[0]}"
+            raise TypeError(f"{type(module).__name__} states {given}; give one such as Constant(1.0)")
         if part in init.zero:
             stated["weight"] = Constant(0.0)
         full = {name: f"{prefix}.{name}" if prefix else name for name in own}

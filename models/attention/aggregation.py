@@ -16,7 +16,7 @@ from ...kernel_devices import runs_on
 from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Constant, Distribution, Fans, ParameterRole, birth_plan, parameter_roles
 from ..user_classes import import_user_class, in_words, is_user_class
-from .correlation import CORRELATIONS
+from .correlation import CORRELATIONS, estimated_correlations
 from .differential import initial_lambda
 from .fused.one_walk import Calibration
 from .fused.rows import scaled
@@ -38,8 +38,8 @@ def build_part(part: str, name: str, table: Mapping[str, type[PartT]], base: typ
         config: the model.
 
     Raises:
-        UsageError: a user's class cannot be imported or made, does not derive from ``base``, or does not declare the
-            distributions and roles of its parameters.
+        UsageError: a user's class cannot be imported or made, does not derive from ``base``, does not declare the
+            distributions and roles of its parameters, or keeps a tensor that is none.
     """
     if not is_user_class(name):
         return table[name](config)
@@ -54,7 +54,24 @@ def build_part(part: str, name: str, table: Mapping[str, type[PartT]], base: typ
         parameter_roles(made)
     except Exception as error:  # a user's class may raise anything
         raise UsageError(f"{field} {name}: cannot be made ({in_words(error)})") from error
+    if kept := _tensors_without_values(made):
+        raise UsageError(
+            f"{field} {name}: keeps the tensor {kept[0]}, which has no values when a model is born; compute it in "
+            "forward, or make it a parameter"
+        )
     return made
+
+
+def _tensors_without_values(part: nn.Module) -> list[str]:
+    """List the tensors of a part that no birth fills: it is made on the meta device, and draws parameters alone."""
+    settled = estimated_correlations(part)
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in part.named_modules()
+        if module not in settled
+        for name, value in (*module._buffers.items(), *vars(module).items())
+        if isinstance(value, Tensor) and (name in module._buffers or value.is_meta)
+    ]
 
 
 # ---------------------------------------------------------------- aggregation

@@ -66,6 +66,30 @@ class Halved(PlainOutput):
 class Broken(PlainOutput):
     def __init__(self, config):
         raise ValueError("two\\nlines")
+
+
+class Buffered(PlainAggregation):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("slopes", torch.ones(config.n_heads, device="cpu"))
+
+
+class Kept(PlainAggregation):
+    def __init__(self, config):
+        super().__init__(config)
+        self.inner = nn.Identity()
+        self.inner.table = torch.ones(config.n_heads)
+
+
+class Numbered(Scaled):
+    def distributions(self, init):
+        return {"gain": 1.0}
+
+
+class Misnamed(Scaled):
+    def __init__(self, config):
+        super().__init__(config)
+        self.parameter_roles = {"gain": "gains"}
 """
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 24, "max_seq_len": 12}
 
@@ -124,6 +148,10 @@ REFUSED = {
     "a function": ({"normaliser": "os:getcwd"}, "os:getcwd: derive it from birthmark.models.attention.normalisers.Sof"),
     "one that raises": ({"gate": "my_arms:Broken"}, "my_arms:Broken: cannot be made (ValueError: two lines)"),
     "no start": ({"aggregation": "my_arms:Silent"}, "Silent owns parameters ['gain'] but does not state their distrib"),
+    "a buffer": ({"aggregation": "my_arms:Buffered"}, "my_arms:Buffered: keeps the tensor slopes, which has no values"),
+    "a tensor": ({"aggregation": "my_arms:Kept"}, "my_arms:Kept: keeps the tensor inner.table, which has no values"),
+    "no distribution": ({"aggregation": "my_arms:Numbered"}, "Numbered states 1.0 as the distribution of gain; give"),
+    "no role": ({"aggregation": "my_arms:Misnamed"}, "cannot be made (ValueError: 'gains' is not a valid Parameter"),
     "rows unknown": (
         {"normaliser": "my_arms:Relu", "aggregation": "calibrated"},
         "calibrated needs rows of weights that sum to 1 at most, which is not known of model.attention.normaliser my_a",
