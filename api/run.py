@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -188,6 +189,7 @@ def pretrain(
     Raises:
         UsageError: an impossible config, or a folder that is in use.
         RunError: training failed on the way; all checkpoints so far are intact.
+        KeyboardInterrupt: Ctrl-C, or a notebook's interrupt, after the checkpoint of the step; ``resume=True`` goes on.
     """
     if isinstance(config, RunConfig):
         config = dataclasses.asdict(config)
@@ -202,6 +204,9 @@ def pretrain(
     found = in_its_folder(found, named)
     console = RunConsole(RunDir(Path(found.run_dir)).metrics, quiet=not progress)
     _, outcome = run_training(found, resume=resume, console=console, report=False)
+    if outcome.stopped_by:
+        # All is saved. The program that called ends as it would without a run, and starts no next one.
+        signal.raise_signal(signal.Signals[outcome.stopped_by])
     return Run(outcome.run.path)
 
 

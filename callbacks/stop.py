@@ -8,6 +8,7 @@ may both send SIGTERM to one process. All of them are one stop. Only a second Ct
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -30,7 +31,7 @@ _PAUSE_S = 2.0
 
 class StopOnSignal(StepCallback):
     """Callback that sets ``trainer.should_stop`` at the first step boundary after a signal. Place it before all
-    milestone callbacks.
+    milestone callbacks. Python hands signals to the main thread alone: in another one a run hears none.
 
     A signal to one process of a run stops all of them, at the same step. With several processes, each sends at every
     step if it received one, and reads the others' at the next: no step waits for them, and the run stops a step later.
@@ -62,7 +63,8 @@ class StopOnSignal(StepCallback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take SIGTERM back from Lightning, whose handler joins a collective at any point of the process."""
-        signal.signal(signal.SIGTERM, self._handle)
+        if _is_main_thread():
+            signal.signal(signal.SIGTERM, self._handle)
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Stop the run if a signal came; with several processes, if one had come to any of them a step ago."""
@@ -78,9 +80,13 @@ class StopOnSignal(StepCallback):
             self._asked()
 
 
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextmanager
 def _handled_by(handler: _Handler, numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    previous = {number: signal.signal(number, handler) for number in numbers}
+    previous = {number: signal.signal(number, handler) for number in numbers if _is_main_thread()}
     try:
         yield
     finally:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -146,16 +146,25 @@ def _check_optimizer(config: RunConfig, model: Decoder) -> None:
         config.optim.optimizer.build(parameter_groups(model, config.optim.optimizer), config.optim.lr)
 
 
-def _quiet() -> None:
-    """Silence Lightning's messages that no user of this command can act on."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for message in (
-        r".*treespec.*LeafSpec.*",  # Lightning's own use of torch
-        r"`broadcast_buffers` is deprecated",  # its successor is not in every torch that we run with
-        r".*compute.* was called before the .*update.*",  # a rank without a sequence of a small probe adds nothing
-    ):
-        warnings.filterwarnings("ignore", message)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Lightning's messages that no user of a run can act on within the context."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        for message in (
+            r".*treespec.*LeafSpec.*",  # Lightning's own use of torch
+            r"`broadcast_buffers` is deprecated",  # its successor is not in every torch that we run with
+            r".*compute.* was called before the .*update.*",  # a rank without a sequence of a small probe adds nothing
+        ):
+            warnings.filterwarnings("ignore", message)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def _evaluator(config: RunConfig, material: Material, data: PreparedData) -> Evaluator | None:
@@ -262,13 +271,18 @@ def pretrain(
         check_attention_weights(config.snapshot.attention_weights, device.type)
     if device.type == "cpu":
         keep_freed_memory()
-    _quiet()
     if device.type == "cuda" and process is not None:
         record_collectives(run.path)
     if process is not None:
         allow_sockets(process, engine=STRATEGIES[config.trainer.strategy].engine)
     timeout = collective_timeout(config.trainer.timeout_s)
-    with ExitStack() as last, ExitStack() as signals, join_process_group(process, device, timeout), ExitStack() as held:
+    with (
+        _quiet(),
+        ExitStack() as last,
+        ExitStack() as signals,
+        join_process_group(process, device, timeout),
+        ExitStack() as held,
+    ):
         console = (console or RunConsole(run.metrics)) if rank() == 0 else Console(quiet=True)
         # A network's file system may show this run to some nodes a moment later.
         resume = from_rank_zero(partial(bool, resume))

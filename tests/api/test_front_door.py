@@ -2,10 +2,15 @@
 
 import html
 import json
+import logging
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -26,6 +31,7 @@ from birthmark.trainer.by_name.comparison import names_at_steps
 from birthmark.trainer.checkpoints.folder_io import find_checkpoint
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.initial_model import find_initial_checkpoint
+from birthmark.trainer.module import PretrainModule
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +89,41 @@ def test_a_run_goes_on(tiny, tmp_path):
     assert first.checkpoints == [2]
     on = bm.pretrain(first.config, {"trainer.max_steps": 4}, resume=True)
     assert (on.path, on.checkpoints) == (first.path, [2, 4])
+
+
+def test_a_run_leaves_the_process_as_it_was_and_needs_no_main_thread(tiny, tmp_path):
+    """Python hands signals to the main thread alone."""
+
+    def state():
+        levels = [logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")]
+        return levels, warnings.filters[:], [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    logging.getLogger("lightning.fabric").setLevel(logging.INFO)
+    before, config = state(), tiny({"trainer.max_steps": 2, "snapshot.enabled": False})
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(bm.pretrain, config, run_dir=tmp_path / "run").result()
+    assert made.checkpoints == [2]
+    assert state() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_program_once_the_run_is_saved(tiny, tmp_path, monkeypatch, number):
+    seen, step = [], PretrainModule.training_step
+
+    def signalled(self, batch, index):
+        os.kill(os.getpid(), number)
+        return step(self, batch, index)
+
+    def handle(number, frame):
+        seen.append((number, RunDir(tmp_path / "run").checkpoint(1).is_dir()))
+
+    monkeypatch.setattr(PretrainModule, "training_step", signalled)
+    before = signal.signal(number, handle)
+    try:
+        bm.pretrain(tiny({"snapshot.enabled": False}), run_dir=tmp_path / "run")
+    finally:
+        signal.signal(number, before)
+    assert seen == [(number, True)]
 
 
 def test_a_run_without_strangers_has_a_page_and_prints_nothing(tiny, tmp_path, capfd):
