@@ -33,6 +33,9 @@ from ..trainer.devices import device
 from .display import Displayed
 from .snapshots import Snapshot
 
+#: Types of the weights in which models run.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 class Model(Displayed):
     """A model in memory, in evaluation mode, with its config and its tokenizer, if it has one.
@@ -128,11 +131,13 @@ def load(
         trust_remote_code: run the code that a model of ``transformers`` brings, if it brings any.
 
     Raises:
-        UsageError: there is no such model or device.
+        UsageError: there is no such model or device, or the model does not run in the type.
         RunError: a damaged file.
     """
     if not isinstance(name, (str, PathLike)):
         raise UsageError(f"{one_line(quoted(name))} is no name of a model; give a text, a path or a run")
+    if dtype not in _DTYPES:
+        raise UsageError(f"dtype {quoted(dtype)}: give {', '.join(map(str, _DTYPES[:-1]))} or {_DTYPES[-1]}")
     place = device() if on is None else _device(on)
     loaded = load_named(fspath(name), dtype, trust_remote_code=trust_remote_code)
     loaded.model.to(place).eval()
@@ -189,8 +194,12 @@ def measure(
         RunError: the model gives NaN or inf, or one of your metrics fails.
     """
     loaded = loaded_of(model)
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        raise UsageError(f"metrics {one_line(quoted(metrics))}: give a list of metrics")
     if birth is not None:
         reference = loaded_of(birth).model
+        if (of_birth := _shape_in_words(reference)) != (asked := _shape_in_words(loaded.model)):
+            raise UsageError(f"birth has {of_birth}, the model {asked}; give a birth of the same shape")
         loaded = replace(loaded, newborn=lambda: reference)
     settings = checked_settings(
         loaded.n_positions,
@@ -204,6 +213,10 @@ def measure(
     probe = None if text is None else text_for(loaded, settings, [text] if isinstance(text, str) else text)
     name_user_code([metric for metric in metrics if isinstance(metric, str)])
     return Snapshot(measure_loaded(loaded, settings, settings.probe_seed, metrics, probe), loaded.name)
+
+
+def _shape_in_words(model: Any) -> str:
+    return f"{model.config.n_layers} blocks of width {model.config.d_model}, vocabulary {model.config.vocab_size:,}"
 
 
 def loaded_of(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:

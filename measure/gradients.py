@@ -298,6 +298,7 @@ class GraphGradients:
 # Norms of the loss gradient by place and position, beside the results of the forward pass.
 
 
+@torch.inference_mode(False)
 def measure_gradients(
     model: Decoder | HFModel,
     probe_NT: np.ndarray,
@@ -316,8 +317,11 @@ def measure_gradients(
         documents_NT: the number of each token's document, int64 ``[N, T]``; by default a sequence is one document.
 
     Raises:
+        UsageError: the model was made in ``torch.inference_mode``.
         RunError: a gradient is NaN or inf; names the first place in the backward pass.
     """
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise UsageError("gradients: the model was made in torch.inference_mode, which has none; load it outside")
     sizes = sizes_of(model.config, probe_NT.shape[1])
     norms = GradientNorms(sizes.n_layers, sizes.n_heads, sizes.seq_len).to(model.device)
     apart = documents_NT is not None and isinstance(model, Decoder) and model.config.attention.documents

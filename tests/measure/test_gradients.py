@@ -248,3 +248,16 @@ def test_a_layer_without_attention_is_nan_and_a_broken_gradient_inf():
 @pytest.mark.parametrize(("norms", "ratio"), [([4, 1, 3], 2), ([0, 0, 0], 1), ([0, 1, 1], 0), ([3, 0, 0], np.inf)])
 def test_the_first_over_the_mean_of_the_others(norms, ratio):
     assert first_over_others(np.array([*norms, np.nan], dtype=float)) == ratio
+
+
+def test_in_inference_mode_they_are_what_they_are_outside():
+    shape = {"vocab_size": 61, "n_positions": T, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
+    for made in (born(PLAIN, 0), HFModel(theirs)):
+        alone = measure_gradients(made, PROBE)
+        with torch.inference_mode():
+            assert measure_gradients(made, PROBE).scalars == alone.scalars
+    with torch.inference_mode():
+        made = born(PLAIN, 0)
+    with pytest.raises(UsageError, match=r"^gradients: the model was made in torch\.inference_mode"):
+        measure_gradients(made, PROBE)
