@@ -121,7 +121,7 @@ def _main(argv: Sequence[str] | None) -> int:
             # A locale may lack a character. Standard error has this from Python.
             sys.stdout.reconfigure(errors="backslashreplace")
     from ..files import one_line
-    from ..models.user_classes import name_user_code
+    from ..models.user_classes import in_words, name_user_code, raised_in_user_code
     from ..urls import hide_credentials
     from .command_line import normal_dashes, resolve_home
 
@@ -169,6 +169,8 @@ def _main(argv: Sequence[str] | None) -> int:
             return _report_failure("birthmark: error: out of memory; give a smaller model, batch or probe", 1)
         if "start new thread" in str(error):  # Python's RuntimeError
             return _report_failure(f"birthmark: error: {one_line(error)}; {_MORE_THREADS}", 1)
+        if (part := raised_in_user_code(error)) is not None:
+            return _report_failure(f"birthmark: error: {part} raised {in_words(error)}; --debug shows where", 1)
         # A mistake in this package, whatever the input: nothing that a user could mend.
         line = f"birthmark: internal error ({one_line(error)}); please report it with what --debug shows"
         return _report_failure(line, 1)

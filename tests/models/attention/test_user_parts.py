@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from birthmark.errors import UsageError
+from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
@@ -18,6 +19,7 @@ from birthmark.models.init import parameter_roles
 from birthmark.models.parameter_shapes import parameter_shapes
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.run import pretrain
+from birthmark.trainer.saved_config import write_config
 
 CLASSES = """
 import torch
@@ -38,6 +40,11 @@ class SquaredRelu(Similarity):
 class Relu(Similarity):
     def phi(self, scores):
         return scores.relu()
+
+
+class Failing(Similarity):
+    def phi(self, scores):
+        raise ValueError("two\\nlines")
 
 
 class Silent(PlainAggregation):
@@ -174,6 +181,13 @@ def test_a_run_ends_before_its_data_are_prepared(here, tiny):
         pretrain(config, RunDir(here / "run"), console=Console(quiet=True))
     assert not (here / "run").exists()
     assert not (here / "cache").exists()
+
+
+def test_a_pass_that_raises_names_the_class(here, tiny, capsys):
+    write_config(tiny({"model.attention.normaliser": "my_arms:Failing"}), here / "run.yaml")
+    assert main(["pretrain", "run.yaml", "--run_dir", "run"]) == 1
+    said = capsys.readouterr().err
+    assert "error: model.attention.normaliser my_arms:Failing raised ValueError: two lines; --debug shows where" in said
 
 
 def test_a_config_is_read_without_importing_anything(here):
