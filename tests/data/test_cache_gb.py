@@ -226,6 +226,8 @@ def test_the_block_used_least_recently_goes(tmp_path):
     assert cache.get(key(0)) == b"0" * 100
     cache.put(key(9), b"9")
     assert [cache.get(key(number)) for number in (0, 1, 9)] == [b"0" * 100, None, b"9"]
+    cache.put(key(3), b"3")  # in its own place
+    assert [cache.get(key(number)) for number in (2, 3)] == [b"2" * 100, b"3"]
     assert (tmp_path / "blocks").stat().st_size <= 4096 + 4 * 140
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from birthmark.models.attention import normalisers
 from birthmark.models.attention.positions import Placement
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, DropoutConfig, ModelConfig
@@ -55,7 +56,9 @@ def test_masks_depend_on_sample_seed_block_and_place_and_on_nothing_else():
 
 
 @pytest.mark.parametrize("normaliser", ["softmax", "softmax_off_by_one", "sigmoid"])
-def test_a_block_drops_weights_and_what_its_sublayers_give(normaliser):
+def test_a_block_drops_weights_and_what_its_sublayers_give(normaliser, monkeypatch):
+    """Rows of weights come five queries at a time: their masks are those of the whole."""
+    monkeypatch.setattr(normalisers, "_QUERY_BLOCK", 5)
     model = born(replace(CONFIG, attention=AttentionConfig(normaliser=normaliser)), 0).double()
     block, masks = model.blocks[1], dropout()
     x_BTD = torch.randn(3, 12, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

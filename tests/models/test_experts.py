@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from birthmark.models.activations import ACTIVATIONS
 from birthmark.models.birth import born
@@ -135,6 +136,17 @@ def is_grouped(request, monkeypatch):
     if request.param:
         monkeypatch.setattr(grouped_experts, "is_fast", lambda *_: True)
     return request.param
+
+
+def test_a_rehearsal_calls_every_expert_for_as_many_rows():
+    """Where tensors have no values nothing is chosen; 2 sequences of 7 tokens with 2 choices have 28 rows."""
+    rows = []
+    with FakeTensorMode():
+        mixture = Mixture(CONFIG, 1)
+        for expert in mixture.experts:
+            expert.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+        assert mixture(torch.empty(2, 7, 16)).shape == (2, 7, 16)
+    assert sorted(rows) == [4, 6, 6, 6, 6]  # 14 choices of a sequence over 5 experts
 
 
 def all_random(mixture, generator):

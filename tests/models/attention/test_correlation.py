@@ -9,7 +9,7 @@ from oracles import Seen
 from triton_kernels import WAYS, interpret
 
 from birthmark.models.attention import correlation
-from birthmark.models.attention.correlation import EstimatedCorrelation, LearnedCorrelation
+from birthmark.models.attention.correlation import EstimatedCorrelation, LearnedCorrelation, first_moment_tokens
 from birthmark.models.attention.fused import rows
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
@@ -119,6 +119,24 @@ def test_a_birth_settles_by_its_seed_alone_and_leaves_the_mode_as_it_was():
     # Values of different positions are independent in the first block, and share what attention averaged further on.
     assert rho[0].max() < 0.1
     assert rho[1:].mean() > 0.2
+
+
+@pytest.mark.parametrize(("max_seq_len", "length"), [(64, 64), (300, 128)])
+def test_a_birth_settles_on_32_random_sequences_as_long_as_its_own_or_128(max_seq_len, length):
+    tokens_NT = first_moment_tokens(512, max_seq_len, 0)
+    assert tokens_NT.shape == (32, length)
+    # Every token is as likely: 4 standard errors of the mean.
+    assert abs(tokens_NT.double().mean() - 255.5) < 4 * 512 / (12 * tokens_NT.numel()) ** 0.5
+    assert (tokens_NT.min(), tokens_NT.max()) == (0, 511)
+    model = born(replace(CONFIG, n_layers=1, max_seq_len=max_seq_len), 0).eval()
+    (part,) = (part for part in model.modules() if isinstance(part, EstimatedCorrelation))
+    assert (part.n_batches, part.length) == (1, length)
+    seen = Seen()
+    with torch.no_grad():
+        model(tokens_NT, observer=seen)
+    v_BHSK = seen.attended[1].v_BHTK.double()
+    torch.testing.assert_close(part.mean_HK.double(), v_BHSK.mean((0, 2)), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(part.square_H.double(), v_BHSK.square().sum(-1).mean((0, 2)), rtol=1e-5, atol=0)
 
 
 @pytest.mark.heavy

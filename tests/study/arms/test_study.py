@@ -351,6 +351,9 @@ def test_the_next_move_of_a_run(write, tmp_path):
     write_run(born, (0,), checkpoint=False)
     write_run(done)
     assert (next_move(born), next_move(done)) == ("resume", "skip")
+    born.run.birth.write_text("{")
+    with pytest.raises(RunError, match=r"birth\.json"):
+        next_move(born)
     odd.run.path.mkdir(parents=True)
     (odd.run.path / "thesis.tex").touch()
     with pytest.raises(RunError, match=r"seed-1: holds thesis.tex, but no birth.json"):
