@@ -46,11 +46,13 @@ def test_wsd_stays_and_then_falls_in_equal_parts_over_its_share_of_the_run(warmu
     assert found[-1] == pytest.approx(0.1)
 
 
-def test_warm_up_by_tokens_follows_the_tokens_seen():
-    """Steps of 10, 10, 20, 20, 20 … tokens; the peak is reached by the step with the 60th token."""
-    config = OptimConfig(warmup_tokens=60, schedule="constant")
+@pytest.mark.parametrize("tokens", [60, 50])
+def test_warm_up_by_tokens_follows_the_tokens_seen(tokens):
+    """Steps of 10, 10, 20, 20, 20 … tokens; the peak is reached by the step with the last token, and not passed."""
+    config = OptimConfig(warmup_tokens=tokens, schedule="constant")
     rate = LearningRate(config, 7, lambda step: 10 * step if step < 2 else 20 * (step - 1))
-    assert [rate.share(step) for step in range(7)] == pytest.approx([1 / 6, 1 / 3, 2 / 3, 1, 1, 1, 1])
+    rise = [10 / tokens, 20 / tokens, 40 / tokens]
+    assert [rate.share(step) for step in range(7)] == pytest.approx([*rise, 1, 1, 1, 1])
     assert rate.warmup_steps == 4
 
 
