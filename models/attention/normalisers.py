@@ -148,7 +148,6 @@ class FusedSoftmax(WeightedSum):
     @override
     def summed(self, calibration: Calibration | None = None) -> Tensor:
         o, self._lse_BHT, self._squares_BHT = self.scores.softmax_with_squares(self._values_BGSK, None, calibration)
-        self._total_BHT = self._lse_BHT
         return o
 
     @override
