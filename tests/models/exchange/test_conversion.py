@@ -145,6 +145,7 @@ REFUSED_KEYS = [
     ("llama", {"num_hidden_layers": 0}, "n_layers is 0"),
     ("llama", {"model_type": "mamba"}, "model_type 'mamba'"),
     ("llama", {"model_type": None}, "model_type None"),
+    ("llama", {"model_type": ["llama"]}, "model_type ['llama']"),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window True"),
     ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ("qwen3", {"attention_bias": True}, "attention_bias True"),
