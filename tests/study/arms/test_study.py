@@ -308,6 +308,9 @@ def test_unfinished_runs_stand_back_behind_finished_ones(write, tmp_path):
     assert (plain.n_runs, plain.step, plain.is_finished) == (2, 3, False)
     assert plain.sink.mean == pytest.approx(0.3)
     assert plain.figures["val_loss"].mean == pytest.approx(2.7)
+    # Without the corpus' entropy a loss is compared with that of birth.
+    assert plain.figures["val_loss_birth"] == spread([3.0, 3.0])
+    assert plain.learned("val_loss")
     by_label["plain/seed-1"].run.checkpoint(6).mkdir(parents=True)
     (plain,) = read_results(study, trials)
     assert (plain.n_runs, plain.step, plain.sink.mean, plain.is_finished) == (1, 6, 0.4, True)
