@@ -14,6 +14,7 @@ from birthmark.findings.interventions import intervention_sentence
 from birthmark.measure.hf import HFModel
 from birthmark.measure.intervention_kinds import KINDS, Intervention
 from birthmark.measure.interventions import intervene
+from birthmark.models.attention import normalisers
 from birthmark.models.attention.rotation import rotate
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ExpertsConfig, ModelConfig
@@ -180,7 +181,8 @@ def means_of(passed, of_random):
 @pytest.mark.heavy
 @pytest.mark.parametrize("aggregation", ["plain", "headnorm"])
 @pytest.mark.parametrize("name", WHATS)
-def test_an_intervention_does_what_its_definition_says(name, aggregation):
+def test_an_intervention_does_what_its_definition_says(name, aggregation, monkeypatch):
+    monkeypatch.setattr(normalisers, "_QUERY_BLOCK", 5)  # the watched keys lie before, in and behind a block
     what = WHATS[name]
     model = living(replace(CONFIG, attention=AttentionConfig(aggregation=aggregation)))
     tokens = torch.from_numpy(PROBE)

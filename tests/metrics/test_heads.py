@@ -8,7 +8,7 @@ from oracles import Rows, Seen
 from birthmark.measure.measurement import measure
 from birthmark.measure.summary import secondary_sinks
 from birthmark.metrics.declarations.sinks import n_judged_keys
-from birthmark.metrics.heads import SequenceSinks
+from birthmark.metrics.heads import HeadEntropy, SequenceSinks
 from birthmark.metrics.quantity import Sizes
 from birthmark.metrics.sinks import KeySummer, entropy_queries, key_sums
 from birthmark.models.attention.config import AttentionConfig
@@ -112,6 +112,12 @@ def test_entropy_of_some_queries_from_blocks_of_lent_memory(length, n_rows):
     expected = torch.special.entr(weights[:, :, list(queries)]).sum(-1).mean(-1)
     torch.testing.assert_close(summer.sums().entropy_BH, expected, rtol=1e-9, atol=0)
     assert summer.sums().largest_BH is None  # nobody has shown scores
+    metric = HeadEntropy(sizes(n_layers=2, seq_len=length))
+    metric.update(1, summer.sums())
+    result = metric.compute()
+    np.testing.assert_allclose(result["attention_entropy"][1], expected[0], rtol=1e-9)
+    assert np.isnan(result["attention_entropy"][0]).all()
+    assert np.isnan(result["largest_logit"]).all()
 
 
 def test_a_planted_secondary_sink_is_found_every_time():

@@ -177,8 +177,12 @@ def test_what_cannot_be_tested_says_why():
     assert "alike" in compare_weights(own, StreamWeights(own.tables, flat.units)).reason
     with pytest.raises(ValueError, match="different shapes"):
         compare_weights(own, weights(0, rows=70))
-    assert "rough below 30" in compare_weights(weights(0, n=8, blocks=1), weights(1, n=8, blocks=1)).warnings[0]
+    assert "rough below 30" in compare_weights(weights(0, n=29, blocks=1), weights(1, n=29, blocks=1)).warnings[0]
     assert compare_weights(weights(0, n=30, blocks=1), weights(1, n=30, blocks=1)).warnings == ()
+    # Units of one map cannot be paired by one half of their maps and compared by the other.
+    single = [StreamWeights(w.tables, {name: x[:, :1] for name, x in w.units.items()}) for w in (own, weights(1))]
+    assert (found := compare_weights(*single)).verdict == "stranger"
+    assert found.warnings == ()
     tied = StreamWeights({"embedding": own.tables["embedding"]}, own.units)
     assert compare_weights(own, tied).verdict == "kin"
 

@@ -47,6 +47,15 @@ def test_a_single_position_has_no_others():
     assert np.isnan(result.others).all()
 
 
+def test_batches_of_sequences_of_other_lengths_count_by_sequence():
+    batches = [activations(n=3), activations(n=2, length=4, seed=1), activations(n=1, seed=2)]
+    metric = SuperNeurons(1, 10)
+    for a in batches:
+        metric.update(0, a)
+    others = np.concatenate([a[:, 1:].abs().mean(1) for a in batches]).mean(0)
+    np.testing.assert_allclose(metric.compute().others[0], others, rtol=1e-12)
+
+
 def test_a_small_rest_is_not_lost_beside_a_large_first():
     a = torch.ones(2, 4, 3)
     a[:, 0] = 1e9
@@ -73,6 +82,7 @@ def test_a_super_neuron_is_an_outlier_at_the_first_position_alone():
     assert found.ratio[0, 7] == pytest.approx(100 / others[0, 7])
     assert super_neurons(first, others, ratio_threshold=0.5).is_super.sum() == 2
     assert super_neurons(first, others, z_threshold=1e9).is_super.sum() == 0
+    assert super_neurons(first, others, found.z[0, 7], found.ratio[0, 7]).is_super[0, 7]  # at both thresholds
 
 
 def test_a_unit_that_never_fires_has_no_ratio_and_one_that_fires_at_the_first_alone_an_infinite_one():

@@ -81,7 +81,9 @@ def test_sums_do_not_depend_on_the_parts_that_weights_are_read_in(n_together, ro
     a = torch.from_numpy(weights(*make((3, 4, 20, 8)), 0.4)[0])
     if not causal:
         a[..., :7, :7] = 1 / 7
-    summer = KeySummer((3, 4, 20), rows_sum_to_one, causal)
+    # The first position of each position's document, another one in each sequence.
+    first = torch.where(torch.arange(20) < (begin := torch.tensor([[5], [11], [18]])), 0, begin)
+    summer = KeySummer((3, 4, 20), rows_sum_to_one, causal, first)
     for b, h in np.ndindex(3, 4):
         part = slice(b, b + 1), slice(h, h + n_together)
         for start in range(0, 20, 6) if h % n_together == 0 else ():
@@ -92,6 +94,8 @@ def test_sums_do_not_depend_on_the_parts_that_weights_are_read_in(n_together, ro
         np.testing.assert_allclose(sums.importance_2BHT[kind], explicit_importance(a.numpy()), rtol=1e-11)
         np.testing.assert_allclose(sums.mass_2BH[kind], a[:, :, 1:, 0].mean(-1), rtol=1e-11)
         np.testing.assert_allclose(sums.squares_2BHT[kind], a.square().sum(-1), rtol=1e-11)
+        for b, t in np.ndindex(3, 20):
+            np.testing.assert_allclose(sums.on_first_2BHT[kind, b, :, t], a[b, :, t, first[b, t]], rtol=1e-11)
 
 
 def test_weights_whose_rows_sum_to_one_are_kept_once():
@@ -165,6 +169,14 @@ def test_rates_at_further_epsilons_are_those_of_metrics_with_that_epsilon():
     assert len(np.unique(result.rate_grid)) > 2
 
 
+def test_a_key_whose_importance_is_epsilon_is_no_sink_yet():
+    uniform = np.tril(np.ones((1, 1, 4, 4))) / np.arange(1, 5)[:, None]
+    metric = AttentionSinks(1, 1, 4, 0.25, (0.2499,))
+    metric.update(0, Rows(uniform))
+    result = metric.compute()
+    assert (result.importance[0, 0, 3], result.rate[0, 0, 3], result.rate_grid[0, 0, 0, 3]) == (0.25, 0, 100)
+
+
 @pytest.mark.parametrize("block", [3, 100])
 def test_squares_are_of_all_that_a_query_sees(monkeypatch, block):
     monkeypatch.setattr(sinks, "_QUERY_BLOCK", block)
@@ -182,7 +194,8 @@ def test_squares_are_of_all_that_a_query_sees(monkeypatch, block):
 
 # ----------------------------------------------------------------
 
-DOCUMENTS = np.array([[0] * 5 + [1] * 4 + [2] * 7, [0] * 10 + [1] * 6, [0] * 16])
+#: The second sequence has a document of one token, in which no query is behind the first, and one of two.
+DOCUMENTS = np.array([[0] * 5 + [1] * 4 + [2] * 7, [0] * 9 + [1] + [2] * 2 + [3] * 4, [0] * 16])
 
 
 def slow(weights_BHTT):
@@ -220,7 +233,7 @@ def test_sinks_of_documents_are_those_of_all_weights(apart, normaliser, batch_si
             mass, _ = slow(seen[layer] / seen[layer].sum(-1, keepdims=True))
             np.testing.assert_allclose(found.arrays["document_sink_mass_normalised"][layer - 1], mass, rtol=1e-5)
     assert found.scalars["document_sink_uniform"] == pytest.approx(uniform)
-    assert found.scalars["document_sink_documents"] == 3
+    assert found.scalars["document_sink_documents"] == 4
     assert found.scalars["document_sink_mass"] == pytest.approx(found.arrays["document_sink_mass"].mean())
     # What has no documents has none of these, and all else as before.
     plain = measure(model, tokens.numpy(), batch_size=batch_size)

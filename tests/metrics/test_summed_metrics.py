@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torchmetrics import MetricCollection
 
 from birthmark.metrics.directions import Contraction, SeedAlignment
+from birthmark.metrics.dominance import MassiveActivations
 from birthmark.metrics.summed_metrics import AdditiveMetric
 
 
@@ -28,50 +30,72 @@ class Sums(AdditiveMetric):
         return self.total / self.n
 
 
+class KeptSums(Sums):
+    """The same, added up later."""
+
+    def update(self, place, x):
+        self.keep(place, x)
+
+    def _add(self, places, x_P):
+        self.total[places].add_(x_P)
+        self.n.add_(len(x_P))
+
+
+both_kinds = pytest.mark.parametrize("kind", [Sums, KeptSums])
+
+
 def test_no_second_copy_of_a_state_is_kept():
     """What torchmetrics remembers as defaults is a number each."""
     assert [default.untyped_storage().nbytes() for default in Sums()._defaults.values()] == [8, 4]
 
 
-def test_reset_begins_anew():
-    metric = Sums()
+@both_kinds
+def test_reset_begins_anew(kind):
+    metric = kind()
     for _ in range(2):
         metric.update(0, torch.ones(1000))
         metric.update(1, 2 * torch.ones(1000))
         assert torch.equal(metric.compute(), torch.tensor([[0.5], [1.0]], dtype=torch.float64).expand(2, 1000))
+        metric.update(1, torch.ones(1000))
         metric.reset()
+        metric.flush()
         assert metric.total.shape == (2, 1000)
         assert not metric.total.any()
 
 
-def test_copies_have_sums_of_their_own():
-    metric = Sums()
+@both_kinds
+def test_copies_have_sums_of_their_own(kind):
+    metric = kind()
     metric.update(0, torch.ones(1000))
-    for other in (metric.clone(), copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
-        other.update(0, torch.ones(1000))
-        assert metric.total[0, 0] == 1
-        assert other.total[0, 0] == 2
+    others = [metric.clone(), copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))]
+    for other in (*others, metric):
+        other.update(0, torch.full((1000,), 3.0))
+        assert (other.compute()[0] == 2).all()
 
 
-def test_one_batch_at_a_time_is_given_alone_and_adds_up():
+@pytest.mark.parametrize("build", [partial(Contraction, 1, 8), partial(MassiveActivations, 1, 5, 8)])
+def test_one_batch_at_a_time_is_given_alone_and_adds_up(build):
     """``metric(batch)``, torchmetrics' own way to have both."""
     h = torch.randn(9, 5, 8, generator=torch.Generator().manual_seed(0))
-    metric, whole = Contraction(1, 8), Contraction(1, 8)
-    for part in (h[:4], h[4:]):
-        alone = Contraction(1, 8)
+    metric, whole = build(), build()
+    metric.update(0, h[:2])
+    for part in (h[2:5], h[5:]):
+        alone = build()
         alone.update(0, part)
         np.testing.assert_allclose(metric(0, part), alone.compute(), rtol=1e-9)
     whole.update(0, h)
     np.testing.assert_allclose(metric.compute(), whole.compute(), rtol=1e-6)
 
 
-def test_moving_a_metric_keeps_what_it_has_summed():
-    metric = Sums()
+@both_kinds
+def test_moving_a_metric_keeps_what_it_has_summed(kind):
+    metric = kind()
     metric.update(1, torch.ones(1000))
     metric = metric.to("cpu").float()
-    metric.update(1, torch.ones(1000))
+    assert metric.total[1, 3] == 1  # and nothing is kept on the device before
+    metric.update(1, torch.full((1000,), 3.0))
+    assert metric.compute()[1, 3] == 2
     assert metric.total.dtype == torch.float64
-    assert metric.total[1, 3] == 2
     metric.to("cpu").reset()
     assert metric.total.shape == (2, 1000)
 

@@ -78,7 +78,8 @@ def test_checkpoints_of_one_training_are_kin_and_too_few_tensors_say_nothing():
     few = kinship({name: first[name] for name in ("t0", "t1", "t2")}, last)
     assert few.cosine > 0.8
     assert few.verdict is None
-    assert kinship({}, last).verdict is None
+    assert (none := kinship({}, last)).verdict is None
+    assert np.isnan(none.cosine)
 
 
 def test_kin_of_which_some_tensors_were_turned_stay_kin():
