@@ -270,6 +270,7 @@ def test_runs_of_one_birth_are_judged_each_by_itself(suite, twin, audited, tmp_p
         ({"a": "abcde", "b": "afcgh"}, {"a": ("a",), "b": ("b",)}),
         ({"a": "abcde", "b": "afghi", "c": "abcde"}, {"a": ("a and c",), "b": ("b",), "c": ("a and c",)}),
         ({"a": "abcde", "b": "afghi", "c": "ab   "}, {"a": ("a and c",), "b": ("b",), "c": ("a and c",)}),
+        ({"a": "a c e", "b": " f h ", "c": "afghi"}, {"a": ("a",), "b": ("b and c",), "c": ("b and c",)}),
         ({"a": "abcde", "b": "afghi", "c": "afgjk"}, {"a": ("a",), "b": ("b and c", "b"), "c": ("b and c", "c")}),
     ],
 )
@@ -315,6 +316,8 @@ def test_without_any_step_the_curve_begins_where_tails_are_lightest(tmp_path, au
         small(tmp_path / name, {f"t{i}": x + 0.05 * place * y**3 for i, (x, y) in enumerate(tensors)})
     found = audited(tmp_path, status=0)
     assert [name[-1] for name in found.json["order"]] == [*"dcba"]
+    notes = {one["name"][-1]: one["notes"] for one in found.json["checkpoints"]}
+    assert notes == {name: [f"names no step: by its weights number {n} of 4"] for n, name in enumerate("dcba", 1)}
 
 
 def test_a_detour_from_which_the_next_step_is_back_is_found_alone(tmp_path, audited):

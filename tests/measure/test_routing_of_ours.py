@@ -6,6 +6,8 @@ import torch
 
 from birthmark.data.probes import random_probe
 from birthmark.measure.measurement import measure
+from birthmark.metrics.experts import ExpertUnits
+from birthmark.metrics.quantity import Sizes
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
 
@@ -77,6 +79,17 @@ def test_units_of_experts_are_counted_over_the_tokens_that_each_is_sent():
         assert found["expert_dead_units"][1, e] == (a_RF == 0).all(0).sum() if sent_NT.any() else True
     assert found["expert_super_neurons"][1, 1] >= 1
     assert found["expert_dead_units"][1, 2] >= 2
+
+
+def test_an_expert_that_receives_one_first_token_has_its_activations_as_means():
+    """Unit 3 is six times as loud there as elsewhere, which half of it would not show."""
+    metric = ExpertUnits(Sizes(1, 1, 8, 8, 20, 40, 6, n_experts=2, d_expert=20))
+    a_RF = 1 + 0.1 * torch.rand(5, 20, generator=torch.Generator().manual_seed(0))
+    a_RF[0, 3], a_RF[1:, 3], a_RF[:, 8] = -60, 10, 0
+    metric.update(0, 1, a_RF, torch.tensor([0, 1, 2, 3, 1]))
+    found = metric.compute()
+    np.testing.assert_array_equal(found["expert_super_neurons"], [[np.nan, 1]])
+    np.testing.assert_array_equal(found["expert_dead_units"], [[np.nan, 1]])
 
 
 def test_hidden_units_are_seen_in_dense_blocks_and_named_in_the_others(half):
