@@ -14,6 +14,7 @@ from birthmark.metrics.dominance import (
     EffectiveRank,
     MassiveActivations,
     RankBeside,
+    RankOfPlaces,
     each_at_once,
     symmetric_eigenvalues,
 )
@@ -232,6 +233,22 @@ def test_a_place_is_solved_once_all_sequences_have_shown_it(n_shown, log):
             assert len(rank.solving) == (place + 1 if batch.stop == 8 else 0)
     for found, wanted in zip(rank.compute(), expected.compute(), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_places_passed_in_turn_have_the_rank_of_all_their_vectors():
+    """Few vectors, few at first, and many at once; a pass uses the memory of what it shows again."""
+    rank = RankOfPlaces(3, 12)
+    for place, batches in enumerate(([1, 1], [1, 2, 5], [9])):
+        h_BTD = torch.randn(sum(batches), 2, 12, generator=torch.Generator().manual_seed(place), dtype=torch.float64)
+        for lent_BTD in h_BTD.clone().split(batches):
+            rank.update(place, lent_BTD)
+            lent_BTD.fill_(torch.nan)
+        rank.passed(place)
+        values = np.linalg.svd(h_BTD.flatten(0, 1).numpy(), compute_uv=False)
+        share, found = values / values.sum(), rank.compute()
+        wanted = np.pad(values / len(h_BTD.flatten(0, 1)) ** 0.5, (0, 12 - len(values)))
+        np.testing.assert_allclose(found.singular_values[place], wanted, rtol=1e-9, atol=1e-12)
+        assert found.effective_rank[place] == pytest.approx(np.exp(-(share * np.log(share)).sum()))
 
 
 @pytest.mark.cuda
