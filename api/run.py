@@ -16,7 +16,8 @@ from rich.console import Console
 from ..errors import UsageError
 from ..files import user_path
 from ..findings.formatting import in_few_words
-from ..measure.records import RunDir, metrics_by_step
+from ..measure.metrics_log import metrics_by_step
+from ..measure.records import RunDir
 from ..models.config import dotted
 from ..report.terminal import RunConsole
 from ..trainer.by_name.name_grammar import whole_run

@@ -33,7 +33,8 @@ from birthmark.callbacks.config import LogConfig
 from birthmark.data.config import DataConfig
 from birthmark.data.prepare import prepare
 from birthmark.measure.config import SnapshotConfig
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig

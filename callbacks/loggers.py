@@ -12,7 +12,8 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from ..errors import UsageError
 from ..files import csv_text, strict, write_failure, write_text
-from ..measure.records import RunDir, Snapshot, append_metrics, write_metrics_csv
+from ..measure.metrics_log import append_metrics, write_metrics_csv
+from ..measure.records import RunDir, Snapshot
 from .config import LogConfig
 from .wandb_run import (
     TOKEN_COLUMNS,

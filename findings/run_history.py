@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import UsageError
 from ..files import finite_or_nan, printable, read_text
-from ..measure.records import MetricsLog, RunDir, Snapshot, metrics_by_step
+from ..measure.metrics_log import MetricsLog, metrics_by_step
+from ..measure.records import RunDir, Snapshot
 from ..metrics.quantities import MEASURED, shown_name
 from ..metrics.quantity import Quantity
 

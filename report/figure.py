@@ -18,24 +18,21 @@ from ..files import atomic_path
 from ..findings.formatting import format_value, shorten
 from ..findings.run_history import read_runs
 from ..measure.records import RunDir
-from .charts.scales import DEPTH, Scale, tick_text
-from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, axis_title, roles_of
-from .charts.stills import (
-    PALE,
+from .charts.lines import (
     Across,
     Line,
     end_of_path,
     facets_of,
-    growing_shares,
     keys_of,
     lines_of,
-    maps_of,
-    n_columns,
     paths_of,
     run_variable,
     scales_of,
     x_ticks,
 )
+from .charts.scales import DEPTH, Scale, tick_text
+from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, axis_title, roles_of
+from .charts.stills import PALE, growing_shares, maps_of, n_columns
 from .pictures.axes import turned_names
 from .pictures.point_labels import spread_apart
 from .pictures.style import (

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..findings.formatting import format_value, number_of, one_line
-from ..measure.records import RunDir, Snapshot, metrics_by_step, step_of
+from ..measure.metrics_log import metrics_by_step
+from ..measure.records import RunDir, Snapshot, step_of
 from ..metrics.quantities import LOGGED
 from ..models.config import ModelConfig, dotted
 from ..models.exchange.gguf_header import kinds_in_words

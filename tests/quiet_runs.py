@@ -9,7 +9,8 @@ import torch
 import yaml
 from rich.console import Console
 
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.trainer.checkpoints.folder_io import CheckpointWeights, FolderCheckpointIO
 from birthmark.trainer.run import pretrain
 

@@ -25,8 +25,9 @@ from ..data.prepare import PreparedData, prepare
 from ..errors import UsageError
 from ..evaluation.evaluator import Evaluator, Material
 from ..measure.measurement import check_attention_weights
+from ..measure.metrics_log import write_metrics_csv
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
-from ..measure.records import RunDir, write_metrics_csv
+from ..measure.records import RunDir
 from ..models.adapters import base_digest
 from ..models.birth import digest
 from ..models.decoder import Decoder

@@ -17,8 +17,9 @@ from ..data.config import HOW_READ
 from ..data.prepare import PreparedData
 from ..errors import RunError, UsageError
 from ..files import TEXT_BYTES, atomic_path, check_file, delete_folder, file_sha256, write_sealed_json
+from ..measure.metrics_log import truncate_metrics, write_metrics_csv
 from ..measure.ranks import from_rank_zero, rank
-from ..measure.records import RunDir, step_of, truncate_metrics, write_metrics_csv
+from ..measure.records import RunDir, step_of
 from ..models.birth import certificate
 from ..models.decoder import Decoder
 from .config import RunConfig

@@ -30,9 +30,10 @@ from ...files import printable
 from ..html_page import render
 from ..pictures.style import DEPTH
 from ..table import Table
+from .lines import POINTED, step_share
 from .scales import CIVIDIS
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel, Series, colours_of
-from .stills import POINTED, path_of, step_share, still
+from .stills import path_of, still
 
 # ---------------------------------------------------------------- size limit of pages of deep models
 # Arrays that panels share are stored once, and long arrays keep only some of their steps.

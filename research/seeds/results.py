@@ -13,7 +13,7 @@ from scipy import stats
 from ...errors import UsageError
 from ...files import finite_or_nan
 from ...findings.run_history import join_rows
-from ...measure.records import metrics_by_step
+from ...measure.metrics_log import metrics_by_step
 from ...study.study_file import Reader, ScaledStudy, read_scaled_study, where
 from ...study.trials import Trial, make_trial
 from ...trainer.config_file import read_config

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from birthmark.files import write_json
-from birthmark.measure.records import RunDir, metrics_by_step
+from birthmark.measure.metrics_log import metrics_by_step
+from birthmark.measure.records import RunDir
 
 RESULTS = Path(__file__).with_name("results.json")
 #: Significant digits: more than any figure or table shows.

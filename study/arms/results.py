@@ -13,7 +13,8 @@ from ...files import finite_or_nan
 from ...findings.attention_sink import SinkReading
 from ...findings.run_history import join_rows, row_key, unigram_entropy
 from ...findings.thresholds import threshold
-from ...measure.records import MetricsLog, Snapshot, metrics_by_step
+from ...measure.metrics_log import MetricsLog, metrics_by_step
+from ...measure.records import Snapshot
 from ...metrics.quantities import LOGGED, MEASURED, shown_name
 from ...metrics.quantity import Quantity
 from ..trials import Trial

@@ -21,7 +21,8 @@ from birthmark.data.probes import passage_probe, random_probe
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.measurement import measure
-from birthmark.measure.records import RunDir, Snapshot, append_metrics, read_metrics
+from birthmark.measure.metrics_log import append_metrics, read_metrics
+from birthmark.measure.records import RunDir, Snapshot
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder

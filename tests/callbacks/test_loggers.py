@@ -17,7 +17,8 @@ from birthmark.callbacks.loggers import CsvLogger, check_installed, log_snapshot
 from birthmark.callbacks.wandb_run import WandbRun
 from birthmark.errors import UsageError
 from birthmark.files import delete_folder
-from birthmark.measure.records import RunDir, Snapshot, append_metrics, read_metrics, write_metrics_csv
+from birthmark.measure.metrics_log import append_metrics, read_metrics, write_metrics_csv
+from birthmark.measure.records import RunDir, Snapshot
 from birthmark.trainer.run import pretrain
 
 FIELDS = {

@@ -15,7 +15,7 @@ from birthmark.errors import UsageError
 from birthmark.evaluation.config import EvalConfig
 from birthmark.evaluation.evaluator import Evaluator, Material, backcopy_scores
 from birthmark.evaluation.texts import Window, prepare_text, read_text, score, text_windows
-from birthmark.measure.records import read_metrics
+from birthmark.measure.metrics_log import read_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.checkpoints.folder_io import load_model

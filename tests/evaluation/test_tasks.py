@@ -13,7 +13,7 @@ from quiet_runs import run
 from birthmark.errors import UsageError
 from birthmark.evaluation.config import EvalConfig
 from birthmark.evaluation.tasks import Tasks
-from birthmark.measure.records import read_metrics
+from birthmark.measure.metrics_log import read_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained

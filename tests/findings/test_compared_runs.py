@@ -9,7 +9,8 @@ from birthmark.errors import UsageError
 from birthmark.findings.compared_runs import Comparison, compare_configs, comparison_in_words, paired_differences
 from birthmark.findings.inactive_sections import why_inactive
 from birthmark.findings.run_history import RunHistory
-from birthmark.measure.records import MetricsLog, RunDir, Snapshot
+from birthmark.measure.metrics_log import MetricsLog
+from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.run_page import _paired, page_runs
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from birthmark.findings.massive_channel import massive_pairs, rises
 from birthmark.findings.quantities_by_block import Profile, blocks_in_words, stretches
 from birthmark.findings.run_history import BIRTH, PRETRAINED, RunHistory
-from birthmark.measure.records import MetricsLog, RunDir, Snapshot
+from birthmark.measure.metrics_log import MetricsLog
+from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.block_table import print_snapshot
 from birthmark.report.verdicts import snapshot_figures, snapshot_verdicts, verdicts
 

@@ -18,7 +18,8 @@ from birthmark.findings.formatting import in_ascii, p_in_prose
 from birthmark.findings.inactive_sections import why_inactive
 from birthmark.findings.run_history import RunHistory
 from birthmark.findings.thresholds import THRESHOLDS
-from birthmark.measure.records import MetricsLog, RunDir, Snapshot
+from birthmark.measure.metrics_log import MetricsLog
+from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.verdicts import legend_of_marks, verdicts
 
 #: The demo's end, as a run of it left it.

@@ -9,7 +9,8 @@ import pytest
 import birthmark as bm
 from birthmark.launch.cli import main
 from birthmark.launch.commands import demo
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.trainer.config_file import read_config
 
 ROOT = Path(bm.__file__).parent

@@ -12,7 +12,8 @@ import pytest
 from quiet_runs import config_file, logged, ranks_of
 
 import birthmark
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 
 LAUNCH = Path(birthmark.__file__).parent / "launch"
 

@@ -10,7 +10,8 @@ from oracles import Seen
 
 import birthmark
 from birthmark.data.probes import random_probe
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
 from birthmark.trainer.run import pretrain
 

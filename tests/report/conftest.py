@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from birthmark.files import write_json, write_text
-from birthmark.measure.records import RunDir, Snapshot, append_metrics
+from birthmark.measure.metrics_log import append_metrics
+from birthmark.measure.records import RunDir, Snapshot
 
 ATTACK = "<script>alert(1)</script>"
 TEXTS = [ATTACK, " the", "$x^2$", "_y", "日本", "\u202eabc", "a\\nb"]

@@ -12,9 +12,9 @@ from PIL import Image
 
 from birthmark.measure.records import Snapshot
 from birthmark.report.charts.chart_page import thinned
+from birthmark.report.charts.lines import keys_of, lines_of
 from birthmark.report.charts.scales import CIVIDIS, png_of_cells
 from birthmark.report.charts.specs import CurvePanel, HeatmapPanel, Series
-from birthmark.report.charts.stills import keys_of, lines_of
 from birthmark.report.csv_files import LabelledArray, to_csv
 from birthmark.report.pictures.panels import blocks_of_change, evenly_spaced
 from birthmark.report.run_page import build_report

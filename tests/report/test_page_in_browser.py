@@ -9,10 +9,10 @@ import pytest
 from pages import values
 
 from birthmark.files import read_json, write_json, write_text
-from birthmark.measure.records import append_metrics
+from birthmark.measure.metrics_log import append_metrics
 from birthmark.report.charts.chart_page import Controls, PageRun, Panels, render_page
+from birthmark.report.charts.lines import end_of_path, paths_of
 from birthmark.report.charts.specs import CurvePanel, Series
-from birthmark.report.charts.stills import end_of_path, paths_of
 from birthmark.report.run_page import build_report, summarise
 
 pytestmark = pytest.mark.heavy

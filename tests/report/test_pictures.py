@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from birthmark.measure.records import Snapshot
+from birthmark.report.charts.lines import lines_of
 from birthmark.report.charts.specs import CurvePanel, Drawn, HeatmapPanel, MatrixPanel, Series
-from birthmark.report.charts.stills import lines_of, still
+from birthmark.report.charts.stills import still
 from birthmark.report.csv_files import LabelledArray
 from birthmark.report.figure import save_panel, save_panels
 from birthmark.report.pictures.point_labels import place_labels

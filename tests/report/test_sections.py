@@ -15,14 +15,16 @@ from birthmark.findings.attention_sink import chain_group
 from birthmark.findings.inactive_sections import why_inactive
 from birthmark.findings.run_history import BIRTH, RunHistory, read_runs
 from birthmark.measure.measurement import measure
-from birthmark.measure.records import Snapshot, append_metrics
+from birthmark.measure.metrics_log import append_metrics
+from birthmark.measure.records import Snapshot
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
 from birthmark.report.block_table import _table, layers
 from birthmark.report.charts import run_panels
+from birthmark.report.charts.lines import Across, x_ticks
 from birthmark.report.charts.run_panels import panels_of_runs
 from birthmark.report.charts.specs import CurvePanel, Series
-from birthmark.report.charts.stills import Across, still, x_ticks
+from birthmark.report.charts.stills import still
 from birthmark.report.html_page import navigation
 from birthmark.report.run_page import about_run
 from birthmark.report.sections.chain import sections_over_training

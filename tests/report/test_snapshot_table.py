@@ -12,7 +12,8 @@ from rich.console import Console
 from birthmark.files import write_json, write_text
 from birthmark.findings.formatting import MISSING, format_p
 from birthmark.findings.run_history import read_runs
-from birthmark.measure.records import MetricsLog, RunDir, Snapshot, append_metrics
+from birthmark.measure.metrics_log import MetricsLog, append_metrics
+from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.run_page import summarise
 from birthmark.report.snapshot_table import print_runs, print_table
 from birthmark.report.verdicts import lineage_figure, run_figures

@@ -11,7 +11,7 @@ from scipy import stats
 
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
-from birthmark.measure.records import append_metrics
+from birthmark.measure.metrics_log import append_metrics
 from birthmark.research.seeds.results import (
     mean_squares,
     read_seeds_results,

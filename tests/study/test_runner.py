@@ -16,7 +16,8 @@ import torch
 
 from birthmark.files import read_json
 from birthmark.launch.cli import main
-from birthmark.measure.records import RunDir, append_metrics
+from birthmark.measure.metrics_log import append_metrics
+from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.study.arms.trials import arm_trials, read_arm_study
 from birthmark.study.runner import _Runner, last_line, last_logged_step, process_environment, study_console

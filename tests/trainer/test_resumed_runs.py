@@ -13,7 +13,8 @@ from rich.console import Console
 
 from birthmark.errors import RunError, UsageError
 from birthmark.files import write_sealed_json
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.trainer.optimizers.table import OPTIMIZERS
 from birthmark.trainer.run import pretrain
 

@@ -19,7 +19,8 @@ from birthmark.data.batch_sizes import BatchRamp
 from birthmark.data.prepare import prepare
 from birthmark.errors import UsageError
 from birthmark.measure.config import SnapshotConfig
-from birthmark.measure.records import RunDir, Snapshot, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir, Snapshot
 from birthmark.metrics.quantities import LOGGED
 from birthmark.models.birth import born, digest
 from birthmark.trainer.config import RunConfig, TrainerConfig

@@ -7,7 +7,7 @@ import pytest
 from quiet_runs import run
 
 import birthmark
-from birthmark.measure.records import read_metrics
+from birthmark.measure.metrics_log import read_metrics
 from birthmark.trainer.config_file import read_config
 
 ROOT = Path(birthmark.__file__).parent

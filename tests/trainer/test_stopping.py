@@ -15,8 +15,9 @@ from quiet_runs import config_file, logged, run, same_weights
 from rich.console import Console
 
 from birthmark.callbacks.stop import StopOnSignal
+from birthmark.measure.metrics_log import read_metrics
 from birthmark.measure.recorder import SnapshotRecorder
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.trainer.loop.training_data import TrainingData
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.run import pretrain

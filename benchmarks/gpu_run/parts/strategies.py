@@ -18,7 +18,8 @@ import numpy as np
 from machine import ROOT
 from record import FAILED, NOT_INSTALLED, OK
 
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.trainer.strategies.table import STRATEGIES, StrategyName
 
 from ..case import Case, Setting

@@ -18,7 +18,8 @@ from typing import Any
 from machine import ROOT
 from record import FAILED, OK, SKIPPED
 
-from birthmark.measure.records import RunDir, Snapshot, metrics_by_step
+from birthmark.measure.metrics_log import metrics_by_step
+from birthmark.measure.records import RunDir, Snapshot
 
 from ..case import Case, Setting
 

@@ -15,7 +15,8 @@ from machine import ROOT
 from record import FAILED, NOT_REACHED, OK
 
 from birthmark.launch.cli import main
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.trainer.config_file import read_config
 

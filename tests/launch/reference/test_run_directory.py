@@ -5,7 +5,8 @@ import re
 import pytest
 
 from birthmark.launch.reference import quantities_page, run_directory
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.metrics.quantities import MEASURED
 from birthmark.report.csv_files import COLUMNS
 from birthmark.report.run_page import build_pages

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.decoder import Decoder

@@ -12,7 +12,8 @@ import yaml
 from birthmark.errors import RunError, UsageError
 from birthmark.files import write_json, write_text
 from birthmark.launch.cli import main
-from birthmark.measure.records import Snapshot, append_metrics
+from birthmark.measure.metrics_log import append_metrics
+from birthmark.measure.records import Snapshot
 from birthmark.metrics.quantity import Quantity
 from birthmark.study.arms.figure import families, study_figure
 from birthmark.study.arms.page import arms_page, markdown, notes, table_of, write_csv

@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from quiet_runs import config_file
 
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 
 # The loss of step 2 is NaN on one rank, and torch's optimizers wait for the device or do not.

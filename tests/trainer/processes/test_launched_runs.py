@@ -16,7 +16,8 @@ import yaml
 from quiet_runs import logged, ranks_of, run, up_to
 
 from birthmark.errors import UsageError
-from birthmark.measure.records import RunDir, Snapshot, read_metrics
+from birthmark.measure.metrics_log import read_metrics
+from birthmark.measure.records import RunDir, Snapshot
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.config_file import read_config
