@@ -162,6 +162,10 @@ def _enter(folder: str, environment: dict[str, str], channels: list[int], execut
     for number, channel in enumerate(channels):
         os.dup2(channel, number)
         os.close(channel)
+    # As Python opens them: those of the server are of its channels, which may be files where these are pipes.
+    sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", 1 if os.isatty(1) else -1, "utf-8", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
