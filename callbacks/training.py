@@ -315,6 +315,10 @@ class Validation(MilestoneCallback):
         # The same on all ranks. Weights that give such a loss can be finite: no checkpoint is written of them either.
         # All positions are in it; a group may have none here, and then no loss.
         if not math.isfinite(loss := means["val/loss"]):
+            if step == 0:
+                raise RunError(
+                    f"val/loss is {loss} before the first step: look at model.init or init_from, or a part of your own"
+                )
             raise RunError(
                 f"val/loss is {loss} after step {step}, though all weights are finite: lower optim.lr or raise "
                 "optim.warmup_steps, and go on from an earlier checkpoint"

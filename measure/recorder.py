@@ -615,7 +615,9 @@ class SnapshotRecorder:
         except RunError as error:
             if absent is not None:
                 raise RunError(f"{probe} probe: {error}") from None
-            raise RunError(f"step {step}, {probe} probe: {error}; no snapshot is written") from None
+            is_newborn = step == 0 and isinstance(model, Decoder)
+            begins = "; no step was taken yet: look at model.init or init_from" if is_newborn else ""
+            raise RunError(f"step {step}, {probe} probe: {error}{begins}; no snapshot is written") from None
 
     def _snapshot(
         self, model: Decoder | HFModel, by_probe: dict[str, Measurement], step: int, seconds: float

@@ -33,6 +33,19 @@ def test_nothing_is_saved_of_weights_whose_validation_loss_is_not_finite(tiny, t
     assert [folder.name for folder in RunDir(tmp_path / "run").checkpoints()] == ["step-00000002"]
 
 
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_model_that_is_born_with_such_a_loss_names_what_it_began_with(tiny, tmp_path, monkeypatch, measured):
+    """No rate of learning has done it: none was used."""
+    if not measured:
+        monkeypatch.setattr("birthmark.trainer.run_callbacks.next_token_losses", lambda model, b, borders: b[:, 1:] / 0)
+    fields = {"snapshot.enabled": measured} | (
+        {"model.init.kind": "normal", "model.init.std": 1e30} if measured else {}
+    )
+    with pytest.raises(RunError, match=r"look at model\.init") as raised:
+        run(tiny({"snapshot.enabled": measured} | fields), tmp_path / "run")
+    assert "optim.lr" not in str(raised.value)
+
+
 @pytest.mark.parametrize("most", [0, 10])
 def test_a_loss_that_is_not_a_number_ends_the_run_and_spares_the_checkpoints(tiny, tmp_path, most):
     fields = {"optim.lr": 1e30, "optim.grad_clip": 0.0, "trainer.max_steps": 40, "trainer.max_skipped": most}
