@@ -369,7 +369,9 @@ class RunDir:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise UsageError(f"{self.path}: another process is writing this run; give another --run_dir") from None
+            raise UsageError(
+                f"{self.path}: another process is writing this run; wait for its end, or give another --run_dir"
+            ) from None
         try:
             yield
         finally:
