@@ -65,6 +65,9 @@ def audit(
             a thousandth of the bytes is read.
         advance: called with 1 after each.
         absent: names of further checkpoints in a listing of the suite.
+
+    Raises:
+        RunError: all of them were deleted meanwhile.
     """
     names = without_shared_folder([member.name for member in members])
     judged: list[Judged] = []
@@ -84,6 +87,8 @@ def audit(
                 one.found("values", what)
         judged.append(one)
         advance(1)
+    if not judged:
+        raise RunError(f"{members[0].name}: deleted while the suite was read, as all of it; name checkpoints that stay")
     compare_configs(judged)
     distinct = alike(of_one_shape(judged))
     notes = part_runs(distinct)

@@ -159,7 +159,8 @@ def _main(argv: Sequence[str] | None) -> int:
         said = error.strerror or one_line(error)
         if error.filename is not None:
             said = f"{one_line(error.filename)}: {said}"
-        elif error.errno in _REMEDIES:
+        # An output that never waits, such as a pipe of another program, refuses with the number alone.
+        elif error.errno in _REMEDIES and said == os.strerror(error.errno):
             said = f"{said}; {_REMEDIES[error.errno]}"
         return _report_failure(f"birthmark: error: {said}", 1)
     except Exception as error:

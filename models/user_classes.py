@@ -42,8 +42,8 @@ def is_user_class(name: str) -> bool:
 #: Names that a person gave to this process, and names that a run's config has.
 _named: set[str] = set()
 _of_runs: set[str] = set()
-#: Field and name of the class that each module was imported for last.
-_imported: dict[str, str] = {}
+#: Module → class in it that was imported → its field and name.
+_imported: dict[str, dict[str, str]] = {}
 
 
 def name_user_code(source: Any) -> None:
@@ -116,7 +116,7 @@ def import_user_class(name: str, field: str) -> Any:
         raise
     except Exception as error:  # a user's module may raise anything
         raise UsageError(f"{field} {name}: cannot be imported ({in_words(error)})") from error
-    _imported[module] = f"{field} {name}"
+    _imported.setdefault(module, {})[attribute] = f"{field} {name}"
     return found
 
 
@@ -124,8 +124,12 @@ def raised_in_user_code(error: BaseException) -> str | None:
     """Return the field and the name of the user's class in whose module an error arose, or in a call from there; None
     for any other error.
     """
-    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((_imported[module] for module in modules if module in _imported), None)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if classes := _imported.get(frame.f_globals.get("__name__", "")):
+            # A module may hold several, of which a function beside them does not say one.
+            own = type(frame.f_locals.get("self")).__qualname__
+            return classes.get(own) or " or ".join(classes.values())
+    return None
 
 
 def in_words(error: BaseException) -> str:

@@ -52,6 +52,9 @@ def test_a_checkpoint_that_its_training_deletes_meanwhile_is_no_fault(suite):
     assert found.is_right
     assert [one.member.step for one in found.judged] == [step for step in STEPS if step != 8]
     assert "deleted while the suite was read, and not judged: step 8" in found.notes
+    shutil.rmtree(suite)  # or its disk is gone
+    with pytest.raises(RunError, match="step-0: deleted while the suite was read, as all of it"):
+        audit(members)
 
 
 @pytest.mark.parametrize(

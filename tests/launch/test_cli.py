@@ -175,6 +175,10 @@ def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, monkeypatch, ref
             "folder",
         ),
         (
+            OSError(errno.EAGAIN, "write could not complete"),
+            "write could not complete",
+        ),  # of an output that never waits
+        (
             RuntimeError("can't start new thread"),
             "can't start new thread; give this user, or the container, more processes and threads (ulimit -u, "
             "pids.max)",

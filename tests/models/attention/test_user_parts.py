@@ -185,7 +185,9 @@ def test_a_run_ends_before_its_data_are_prepared(here, tiny):
 
 
 def test_a_pass_that_raises_names_the_class(here, tiny, capsys):
-    write_config(tiny({"model.attention.normaliser": "my_arms:Failing"}), here / "run.yaml")
+    # The module holds another class of the run, imported after it.
+    parts = {"normaliser": "my_arms:Failing", "aggregation": "my_arms:Scaled", "gate": "my_arms:Halved"}
+    write_config(tiny({f"model.attention.{part}": name for part, name in parts.items()}), here / "run.yaml")
     assert main(["pretrain", "run.yaml", "--run_dir", "run"]) == 1
     said = capsys.readouterr().err
     assert "error: model.attention.normaliser my_arms:Failing raised ValueError: two lines; --debug shows where" in said
