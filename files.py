@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -527,6 +528,20 @@ def path_below(folder: Path, key: str, fail: Callable[[str], Exception], *, nest
     if empty or long or len(key.encode(errors="replace")) > _LONGEST_PATH or _NOT_IN_NAMES.search(key):
         raise fail(f"{one_line(key, 60)!r}, which cannot be a file's name")
     return folder.joinpath(*parts)
+
+
+#: Time, in seconds, for which a network's file system may remember that something was missing: NFS's by default.
+SEEN_S = 60.0
+
+
+def appears(path: Path, seconds: float) -> bool:
+    """Wait until a file or folder that another machine has made is seen; return False if it is not seen in time."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def user_path(text: str | Path) -> Path:

@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from ..errors import UsageError
 from ..kernel_devices import why_not_triton
+from ..measure.ranks import from_rank_zero
 from ..measure.records import RunDir
 from ..models.attention.attention import LinearGate
 from ..models.attention.fused import native
@@ -117,7 +118,7 @@ def decide(config: TrainerConfig, device: torch.device, begun: RunDir | None = N
         UsageError: the device does not support the config.
     """
     if begun is not None:
-        saved = read_saved_fields(begun)
+        saved = from_rank_zero(partial(read_saved_fields, begun))
         names = [name for name in DECIDED if getattr(config, name.removeprefix("trainer.")) == "auto"]
         config = replace(config, **{name.removeprefix("trainer."): saved[name] for name in names})
     if config.precision == "auto":

@@ -317,8 +317,7 @@ def pretrain(
         _check_same_everywhere(config, birth, data)
 
         start = from_rank_zero(lambda: held.enter_context(begin_run(config, run, model, birth, data, resume=resume)))
-        if start.checkpoint is not None or STRATEGIES[config.trainer.strategy].shards_optimizer:
-            check_all_see(run)
+        check_all_see(run, start.checkpoint, shared=STRATEGIES[config.trainer.strategy].shards_optimizer)
         if upload is not None:
             # Last of all, when no process waits for this one.
             last.push(lambda kind, error, trace: upload.finish(error))

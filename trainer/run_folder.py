@@ -16,7 +16,7 @@ from typing import Any
 from ..data.config import HOW_READ
 from ..data.prepare import PreparedData
 from ..errors import RunError, UsageError
-from ..files import TEXT_BYTES, atomic_path, check_file, delete_folder, file_sha256, write_sealed_json
+from ..files import SEEN_S, TEXT_BYTES, appears, atomic_path, check_file, delete_folder, file_sha256, write_sealed_json
 from ..measure.metrics_log import truncate_metrics, write_metrics_csv
 from ..measure.ranks import from_rank_zero, rank
 from ..measure.records import RunDir, step_of
@@ -165,23 +165,28 @@ class RunStart:
     """The last step that metrics.jsonl has, where lines between it and ``step`` are missing; else None."""
 
 
-def check_all_see(run: RunDir) -> None:
-    """Raise RunError, on every rank, if a rank does not see the run's folder as rank 0 has it. Collective: call on
-    every rank.
+def check_all_see(run: RunDir, checkpoint: Path | None, *, shared: bool, patience_s: float = SEEN_S) -> None:
+    """Raise RunError, on every rank, if a rank does not see the run's folder. Collective: call on every rank.
+
+    Args:
+        run: the run.
+        checkpoint: the checkpoint that all read; None for a start at birth.
+        shared: if all write parts of checkpoints, into one folder; else a copy of ``checkpoint`` on each node will do.
+        patience_s: time that a network's file system has to show a folder.
     """
-    # A new name: a network's file system may remember for a while that an old one was missing.
-    made = from_rank_zero(lambda: Path(tempfile.mkdtemp(prefix=".seen.", dir=run.path)))
+    made = from_rank_zero(lambda: Path(tempfile.mkdtemp(prefix=".seen.", dir=run.path))) if shared else None
+    needed = made or checkpoint
     try:
         raise_on_every_rank(
             None
-            if made.is_dir()
+            if needed is None or appears(needed, patience_s)
             else RunError(
-                f"--run_dir {run.path}: rank {rank()} on host {socket.gethostname()} does not see the folder of "
-                "rank 0, where all processes read and write parts of checkpoints; give one on a disk of all nodes"
+                f"{checkpoint if made is None else f'--run_dir {run.path}'}: rank {rank()} on host "
+                f"{socket.gethostname()} does not see the folder of rank 0; give a --run_dir on a disk of all nodes"
             )
         )
     finally:
-        if rank() == 0:
+        if made is not None and rank() == 0:
             made.rmdir()
 
 

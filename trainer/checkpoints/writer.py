@@ -30,7 +30,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import atomic_path, file_sha256, make_folder, put_in_place, read_json, save_tensors, write_json
+from ...files import (
+    SEEN_S,
+    appears,
+    atomic_path,
+    file_sha256,
+    make_folder,
+    put_in_place,
+    read_json,
+    save_tensors,
+    write_json,
+)
 from ...measure.ranks import from_rank_zero, rank, world_size
 from ...models.tensor_shards import Runs, TensorShard
 from ..processes.joint_failure import raise_on_every_rank
@@ -141,7 +151,7 @@ class _Write:
         file = f"{part_name(self.rank, self.world_size)}.safetensors"
         part: dict[str, Any] = {"file": file, "sha256": None, "pieces": {}}
         # Else the file would be written into a new folder of this node, and rank 0 would wait for it in vain.
-        if not self.scratch.is_dir():
+        if not appears(self.scratch, min(SEEN_S, self.patience.total_seconds())):
             raise RunError(
                 f"{self.path}: rank {self.rank} on host {socket.gethostname()} does not see the folder that rank 0 has "
                 "made; all nodes must see one file system; the checkpoints before it are intact"

@@ -129,11 +129,12 @@ def report_failure(
     status.
 
     The first to fail knows the cause; the others fail because it is gone. Rank 0 prints what all fail of, unless it is
-    known to be silent. Another rank thus fails of something that it met alone, and adds its rank and host to ``line``,
-    unless this names a rank.
+    known to be silent. Another rank thus mostly fails of something that it met alone, and adds its rank and host to
+    ``line``, unless this names a rank. It says no more than who prints: rank 0 may be late with what all fail of, as it
+    closes the loggers first.
     """
     if process.rank > 0 and not names_rank:
-        line = f"{line} (rank {process.rank} on host {socket.gethostname()})"
+        line = f"{line} (said by rank {process.rank} on host {socket.gethostname()})"
     store = common_store()
     if store is None:
         if process.rank > 0:

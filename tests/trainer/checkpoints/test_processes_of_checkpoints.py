@@ -179,8 +179,15 @@ if n == 2:
     results["apart"] = said(lambda: io.save(content, Path("step-4"), shared=True))
     results["after apart"] = [file.name for file in Path().glob("*step*")]
     Path("run").mkdir()
-    results["run apart"] = said(check_all_see, RunDir(Path("run")))
-    results["run"] = said(check_all_see, RunDir(folder))
+    see = lambda run, checkpoint, shared: said(lambda: check_all_see(run, checkpoint, shared=shared, patience_s=1))
+    results["run apart"] = see(RunDir(Path("run")), None, True)
+    results["run"] = see(RunDir(folder), None, True)
+    # Where rank 0 writes alone, a copy of the checkpoint can be read.
+    results["apart at birth"] = see(RunDir(Path("run")), None, False)
+    results["copied"] = see(RunDir(Path("run")), Path("run"), False)
+    Path("run", f"of-{rank}").mkdir()
+    results["not copied"] = see(RunDir(Path("run")), Path("run/of-0"), False)
+    Path("run", f"of-{rank}").rmdir()
     dist.barrier()
     results["after run"] = [*map(str, Path("run").iterdir()), *map(str, folder.glob(".seen*"))]
 print(json.dumps(results))
@@ -326,7 +333,8 @@ def test_a_rank_that_does_not_see_the_folder_is_named_at_once(by_two):
         assert f"step-4: {unseen}" in results["apart"]
         # A start asks before it trains.
         assert f"--run_dir run: {unseen}" in results["run apart"]
-        assert results["run"] is None
+        assert results["run"] is results["apart at birth"] is results["copied"] is None
+        assert f"run/of-0: {unseen}" in results["not copied"]
         assert results["after apart"] == results["after run"] == []
 
 
