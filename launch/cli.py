@@ -117,7 +117,8 @@ def _main(argv: Sequence[str] | None) -> int:
         except FileNotFoundError:
             line = "birthmark: error: the working folder was deleted; go to another one first (cd)"
             return _report_failure(line, USAGE_STATUS)
-        if isinstance(sys.stdout, io.TextIOWrapper):  # None where it was closed
+        # None where it was closed. PYTHONIOENCODING may name another way than Python's two.
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
             # A locale may lack a character. Standard error has this from Python.
             sys.stdout.reconfigure(errors="backslashreplace")
     from ..files import one_line
