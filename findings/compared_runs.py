@@ -182,6 +182,10 @@ class _Recorded:
     """Probe → sink mass of uniform attention."""
     tokens: Mapping[str, Any]
     """Facts of its data that a loss in nats per token depends on, as far as they are recorded."""
+    ids: str
+    """Hash of the files of tokens that it reads, "" if it reads text: the vocabulary of such files is recorded as that
+    of the model, which may have more rows.
+    """
 
     @classmethod
     def of(cls, run: RunHistory) -> _Recorded:
@@ -201,13 +205,16 @@ class _Recorded:
                     levels[probe] = MEASURED[name].level(held[-1].summary, group)
         data = run.birth.get("data") or {}
         tokens = {name: data[name] for name in ("vocab_size", "tokenizer_hash") if data.get(name) is not None}
+        sources = (data.get("sources") or {"": data}).values()
+        ids = str(data.get("content_hash") or "") if {one.get("kind") for one in sources} == {"tokens"} else ""
         of_documents = SinkReading.on(run.last, "bias_text").of_documents
-        return cls(run.name, values, shares, of_documents, levels, tokens)
+        return cls(run.name, values, shares, of_documents, levels, tokens, ids)
 
     def unlike(self, other: _Recorded, name: str, probe: str) -> str:
         """Say why a value of the other run is no measure of this one's; "" if there is no reason."""
         if name in _COMPARED:
-            differ = any(self.tokens[fact] != other.tokens[fact] for fact in self.tokens.keys() & other.tokens.keys())
+            known = () if self.ids and self.ids == other.ids else self.tokens.keys() & other.tokens.keys()
+            differ = any(self.tokens[fact] != other.tokens[fact] for fact in known)
             return "nats per token of other tokens, which cannot be compared" if differ else ""
         if name != _SINK:
             return ""

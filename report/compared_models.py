@@ -71,7 +71,7 @@ def compared_sentence(one: Compared) -> str:
         apart = float(loss_A[1] - loss_A[0])
         size, word = format_value(abs(apart), ".3f"), "higher" if apart > 0 else "lower"
         is_same = size == format_value(0.0, ".3f")
-        numbers += "; its loss is the same to .001 nats" if is_same else f"; its loss is {size} nats per token {word}"
+        numbers += "; its loss is the same to 0.001 nats" if is_same else f"; its loss is {size} nats per token {word}"
     # Distributions may differ where every likeliest token is the same.
     what = f"predicts as {first} does" if kl < _SAME_KL else f"does not predict as {first} does"
     return f"{second} {what}: {numbers}. Equal models have KL 0 and CKA 1."

@@ -213,7 +213,10 @@ def _paired(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
         ]
         if said:
             caption += f" Not finite or not recorded, so that the pair is left out: {'; '.join(said)}."
-        caption += "".join(f" {_compared_name(d).capitalize()}: {d.unlike}." for d in differences if d.unlike)
+        unlike: dict[str, list[str]] = {}
+        for d in differences:
+            unlike.setdefault(d.unlike, []).append(_compared_name(d))
+        caption += "".join(f" {'; '.join(names).capitalize()}: {why}." for why, names in unlike.items() if why)
         titles = [a, b, "difference", *(["95 % interval", "pairs"] if with_interval else [])]
         blocks.append(Table([Column(when, "text"), *map(Column, titles)], rows, caption))
     if not blocks:

@@ -108,9 +108,9 @@ def _title(column: str, results: Sequence[ArmResult]) -> str:
 
 def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
     """Explain the table's figures."""
-    uniform = _levels([result for result in results if not result.of_documents])
-    if apart := [result for result in results if result.of_documents]:
-        uniform += f"; on a document's first token {_levels(apart)}"
+    of_kinds = {"": False, "on a document's first token ": True}
+    found = {where: [r for r in results if r.of_documents is kind] for where, kind in of_kinds.items()}
+    uniform = "; ".join(where + _levels(arms) for where, arms in found.items() if arms) or MISSING
     about_outliers = ""
     if any(result.figures[name].n for result in results for name in _OUTLIERS):
         about_outliers = "∞-norm and kurtosis: on that text, behind the block where they are largest. "
@@ -124,7 +124,7 @@ def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
 
 
 def _levels(results: Sequence[ArmResult]) -> str:
-    levels = {format_value(result.uniform, ".3f") for result in results} or {MISSING}
+    levels = {format_value(result.uniform, ".3f") for result in results}
     return ", ".join(sorted(levels - {MISSING} or levels))
 
 
@@ -266,7 +266,7 @@ def _rests_on(known: Sequence[ArmResult]) -> str:
     alone = "; with one seed, a difference between arms may be chance" if least == 1 else ""
     place = "the first position"
     if any(r.of_documents for r in known):
-        place += ", of a document where documents see themselves alone,"
+        place += " (of a document where documents see themselves alone)"
     return (
         f"A sink is at least {threshold('sink'):g} times the uniform share of attention on {place} at the "
         f"end, none is less than {threshold('no_sink'):g} times. Seeds of an arm: {seeds}{alone}."

@@ -171,7 +171,8 @@ def test_values_that_are_no_measure_of_one_another_say_why(tmp_path):
     b.snapshots[0].summary["bias"]["sink_uniform"] = 0.1
     assert "(0.100 against 0.050; uniform attention gives 0.100 against 0.050)" in said()
     (fold,) = _paired([a, b], compare_configs([a, b]))
-    assert fold.blocks[0].caption.endswith("Sink mass: uniform attention gives 0.100 against 0.050.")
+    mass = "Sink mass: uniform attention gives 0.100 against 0.050."
+    assert fold.blocks[0].caption.endswith(mass)
     for run, size in ((a, 64), (b, 128)):
         run.birth["data"] = {"vocab_size": size}
     assert said().endswith("(1.100 against 1.050; nats per token of other tokens, which cannot be compared)")
@@ -179,11 +180,26 @@ def test_values_that_are_no_measure_of_one_another_say_why(tmp_path):
     assert said().endswith("(1.100 against 1.050)")
     a.birth["data"]["tokenizer_hash"] = "a"
     assert said().endswith("other tokens, which cannot be compared)")
+    (fold,) = _paired([a, b], compare_configs([a, b]))
+    loss = "Val loss: nats per token of other tokens, which cannot be compared."
+    assert fold.blocks[0].caption.endswith(f" {loss} {mass}")
+    # Tokens of one set of files are the same, however many rows a model has.
+    for run, size in ((a, 64), (b, 128)):
+        run.birth["data"] = {"kind": "tokens", "content_hash": "f", "vocab_size": size}
+    assert said().endswith("(1.100 against 1.050)")
+    b.birth["data"]["content_hash"] = "g"
+    assert said().endswith("other tokens, which cannot be compared)")
     for run in (a, b):
         run.snapshots[0].summary["bias_text"] = {"sink_mass": 0.02, "sink_uniform": 0.05}
     b.snapshots[0].summary["bias_text"]["document_sink_mass"] = 0.6
     b.snapshots[0].summary["model"] = {"attention": {"documents": True}}
     assert "as a (0.020; of position 0, which later documents of a text cannot see)" in said()
+    # One reason of several quantities stands once.
+    for run, uniform in ((a, 0.05), (b, 0.1)):
+        run.snapshots[0].summary["bias_text"] = {"sink_mass": 0.02, "sink_uniform": uniform}
+        run.snapshots[0].summary.pop("model", None)
+    (fold,) = _paired([a, b], compare_configs([a, b]))
+    assert "Sink mass, text probe; sink mass, random probe: uniform" in fold.blocks[0].caption
 
 
 @pytest.mark.parametrize("apart", [0, 1e-5])

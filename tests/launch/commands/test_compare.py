@@ -95,7 +95,7 @@ def test_checkpoints_of_one_run_are_compared_with_one_another(run, capsys, tmp_p
 def test_a_model_is_no_better_than_itself(run, capsys):
     assert main(["compare", str(run.path), str(run.path), *PROBE, "--probe=text"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "; its loss is the same to .001 nats. Equal models have KL 0 and CKA 1." in said
+    assert "; its loss is the same to 0.001 nats. Equal models have KL 0 and CKA 1." in said
     assert "lower" not in said
 
 

@@ -335,8 +335,9 @@ def test_an_arm_whose_documents_see_themselves_alone_is_judged_by_their_first_to
     np.testing.assert_allclose(results[0].sinks, [[0, 0.3, 0.6]])
     said = outcome_of(study, results)
     assert said[0] == f"With a sink in every seed: {results[0].arm}."
-    assert "on the first position, of a document where documents see themselves alone, at the end" in said[-1]
+    assert "on the first position (of a document where documents see themselves alone) at the end" in said[-1]
     assert "(uniform attention: 0.100; on a document's first token 0.150)" in notes(study, results)
+    assert "(uniform attention: on a document's first token 0.150)" in notes(study, results[:1])
     # The figure has the level of each kind.
     sinks = study_figure(study, results).subfigs[1].axes[0]
     levels = {line.get_xdata()[0] for line in sinks.lines if len(line.get_xdata()) == 2}
