@@ -50,6 +50,7 @@ SCALARS = {
     "sink_mass_normalised": Figure(MEASURED["sink_mass_normalised"], "text"),
     "sink_mass_largest_head": Figure(MEASURED["sink_mass_max"], "text"),
     "document_sink_mass": Figure(MEASURED["document_sink_mass"], "text"),
+    "document_sink_mass_normalised": Figure(MEASURED["document_sink_mass_normalised"], "text"),
     "sink_mass_random": Figure(MEASURED["sink_mass"], "random"),
     "sink_mass_random_normalised": Figure(MEASURED["sink_mass_normalised"], "random"),
     "trigger_loss": Figure(LOGGED["val/loss_trigger"], ""),

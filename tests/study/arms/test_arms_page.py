@@ -15,19 +15,15 @@ from birthmark.report.charts.specs import MARKS
 from birthmark.report.pictures.style import RUN_COLOURS
 from birthmark.study.arms.figure import study_figure
 from birthmark.study.arms.page import arms_page, outcome, table_of
-from birthmark.study.arms.results import ArmResult, spread
+from birthmark.study.arms.results import SCALARS, ArmResult, spread
 
 UNIFORM = 0.06
-EMPTY = (
-    "sink_mass_normalised", "sink_mass_largest_head", "document_sink_mass", "sink_mass_random",
-    "sink_mass_random_normalised", "trigger_loss", "largest_value", "kurtosis",
-)  # fmt: skip
 
 
 def arm(name, sinks, losses):
     """An arm whose seeds end with these sink masses and losses."""
     course = np.array([[UNIFORM, (UNIFORM + sink) / 2, sink] for sink in sinks])
-    figures = {key: spread([]) for key in EMPTY} | {"sink_mass": spread(sinks), "val_loss": spread(losses)}
+    figures = {key: spread([]) for key in SCALARS} | {"sink_mass": spread(sinks), "val_loss": spread(losses)}
     return ArmResult(name, len(sinks), 20, figures, UNIFORM, [0, 10, 20], course, list(range(len(sinks))))
 
 

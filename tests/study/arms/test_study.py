@@ -338,6 +338,14 @@ def test_an_arm_whose_documents_see_themselves_alone_is_judged_by_their_first_to
     assert "on the first position (of a document where documents see themselves alone) at the end" in said[-1]
     assert "(uniform attention: 0.100; on a document's first token 0.150)" in notes(study, results)
     assert "(uniform attention: on a document's first token 0.150)" in notes(study, results[:1])
+    assert "document_sink_mass_normalised" not in [column.key for column in table_of(study, results).columns]
+    # Where rows do not sum to 1, the judged share stands in the table.
+    snapshot = Snapshot.read(apart.snapshot(6))
+    snapshot.summary["bias_text"]["document_sink_mass_normalised"] = 0.25
+    Snapshot(snapshot.summary, snapshot.arrays).write(apart.snapshot(6))
+    raw, *_ = read_results(study, trials)
+    assert raw.sink.mean == raw.figures["document_sink_mass_normalised"].mean == 0.25
+    assert "document_sink_mass_normalised" in [column.key for column in table_of(study, [raw]).columns]
     # The figure has the level of each kind.
     sinks = study_figure(study, results).subfigs[1].axes[0]
     levels = {line.get_xdata()[0] for line in sinks.lines if len(line.get_xdata()) == 2}
