@@ -129,7 +129,7 @@ def _stream_lines(source: StreamSource) -> list[str]:
     settings, files = source.settings, sum(table.n_files for table in source.tables.values())
     fewest, n_streams = min(table.n_files for table in source.tables.values()), settings.n_streams
     lines = [
-        f"stream: {number_of(files, 'file')} in {n_streams} streams, {settings.buffer} sequences of each "
+        f"stream: {number_of(files, 'file')} in {number_of(n_streams, 'stream')}, {settings.buffer} sequences of each "
         "shuffled at a time; the order is the same on any number of processes, as long as files keep names and sizes"
     ]
     if fewest < n_streams:

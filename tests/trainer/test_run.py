@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import LaunchedProcess
 from birthmark.trainer.run import _device, pretrain
 from birthmark.trainer.run_folder import RunStart
-from birthmark.trainer.start_messages import print_start
+from birthmark.trainer.start_messages import _stream_lines, print_start
 
 
 def test_a_run_is_the_plain_loop_that_one_would_write_by_hand(tiny, tmp_path):
@@ -318,6 +319,16 @@ def test_a_run_on_a_terminal_says_how_to_watch_it(tiny, tmp_path):
         said[terminal] = console.file.getvalue()
     assert f"watch it: birthmark report '{tmp_path}/a run' --watch\n" in said[True]
     assert "--watch" not in said[False]
+
+
+def test_a_start_counts_one_step_file_and_stream(tiny, tmp_path):
+    start, console = RunStart(None, 0, {"n_params": 7, "digest": "0" * 64}), Console(file=io.StringIO(), width=200)
+    one = tiny({"trainer.max_steps": 1})
+    print_start(console, one, one, RunDir(tmp_path), start, torch.device("cpu"), resumed=False)
+    assert "\n1 step of " in console.file.getvalue()
+    settings, table = SimpleNamespace(n_streams=1, buffer=8), SimpleNamespace(n_files=1)
+    (line,) = _stream_lines(SimpleNamespace(settings=settings, tables={"": table}))
+    assert line.startswith("stream: 1 file in 1 stream, ")
 
 
 def test_a_gpu_has_its_number_whoever_launched_the_run(monkeypatch):
