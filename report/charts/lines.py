@@ -134,7 +134,7 @@ def _lines_at(panel: CurvePanel, series: Series, when: int, n_steps: int) -> Ite
         yield Line(x, values[index], colour, name, look, plain_name, ends, facet, pale=pale, **given)
 
 
-def told_apart(lines: Sequence[Line], runs: Sequence[PageRun]) -> list[Line]:
+def with_run_names(lines: Sequence[Line], runs: Sequence[PageRun]) -> list[Line]:
     """Return lines of more runs than colours: those of grey runs lie below, those of others have their names. A run
     alone has its colour, or the one of a grey run that a reader points at.
     """

@@ -25,7 +25,7 @@ from .lines import (
     paths_of,
     run_variable,
     scales_of,
-    told_apart,
+    with_run_names,
     x_ticks,
 )
 from .scales import CIVIDIS, Scale, cell_colour, depth_colour, fitting_scale, png_of_cells, tick_text
@@ -122,7 +122,7 @@ def _frames(n: int) -> tuple[list[_Frame], float]:
 
 def _curves(panel: CurvePanel, described: str, runs: Sequence[PageRun]) -> Markup:
     """Draw lines, in a small panel for each block if there are heads."""
-    lines = told_apart(lines_of(panel), runs)
+    lines = with_run_names(lines_of(panel), runs)
     if not lines:
         return Markup('<p class="note">Nothing to draw yet.</p>')
     y_scale, across = scales_of(panel, lines)
@@ -241,7 +241,7 @@ _NAME_WIDTH, _NAME_GAP = 100, 11.0
 
 def _paths(panel: CurvePanel, described: str, runs: Sequence[PageRun]) -> Markup:
     """Draw the ranks of tokens over training, with every token's text at both ends."""
-    lines = told_apart(paths_of(panel), runs)
+    lines = with_run_names(paths_of(panel), runs)
     y_scale, across = scales_of(panel, lines)
     high = max(190.0, _NAME_GAP * len(lines))
     frame = _Frame(_NAME_WIDTH, 10, _WIDTH - 2 * _NAME_WIDTH, high, panel.down)
