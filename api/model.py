@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..files import one_line
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
+from ..measure.hf.hf_model import WEIGHT_DTYPES
 from ..measure.user_metrics import MetricLike
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.user_classes import name_user_code
@@ -32,9 +33,6 @@ from ..trainer.by_name.loaded_model import (
 from ..trainer.devices import device
 from .display import Displayed
 from .snapshots import Snapshot
-
-#: Types of the weights in which models run.
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Model(Displayed):
@@ -136,8 +134,9 @@ def load(
     """
     if not isinstance(name, (str, PathLike)):
         raise UsageError(f"{one_line(quoted(name))} is no name of a model; give a text, a path or a run")
-    if dtype not in _DTYPES:
-        raise UsageError(f"dtype {quoted(dtype)}: give {', '.join(map(str, _DTYPES[:-1]))} or {_DTYPES[-1]}")
+    if dtype not in WEIGHT_DTYPES:
+        *dtypes, last = WEIGHT_DTYPES
+        raise UsageError(f"dtype {quoted(dtype)}: give {', '.join(map(str, dtypes))} or {last}")
     place = device() if on is None else _device(on)
     loaded = load_named(fspath(name), dtype, trust_remote_code=trust_remote_code)
     loaded.model.to(place).eval()

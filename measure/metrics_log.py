@@ -13,15 +13,7 @@ from typing import Annotated, Any, BinaryIO
 from annotated_types import Interval
 
 from ..errors import RunError
-from ..files import (
-    atomic_path,
-    check_file,
-    csv_text,
-    one_line,
-    parse_json,
-    strict,
-    write_failure,
-)
+from ..files import atomic_path, check_file, csv_text, one_line, parse_json, strict, write_failure
 from ..schema import SchemaError, check
 from .records import Number, RunDir
 
@@ -228,7 +220,7 @@ def truncate_metrics(path: Path, last_step: int) -> list[int]:
 
 
 def _ends_whole(path: Path) -> bool:
-    """Return True if a log does not exist, or its last line is whole."""
+    """Return True if a log exists and its last line is whole."""
     if not path.exists():
         return False
     with path.open("rb") as file:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -34,6 +35,11 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of processes of the run."""
     return dist.get_world_size() if _grouped() else 1
+
+
+def rank_on_host(number: int, host: str | None = None) -> str:
+    """Name a rank in a message by its number and its host, which is by default this one."""
+    return f"rank {number} on host {socket.gethostname() if host is None else host}"
 
 
 def batches_of_rank(x: Tensor, batch_size: int) -> list[tuple[Tensor, bool]]:

@@ -59,6 +59,11 @@ class StatesRoles(Protocol):
     """Role of each parameter owned directly, by its name inside the module."""
 
 
+def name_below(module: str, name: str) -> str:
+    """Return the full name of a tensor of a module, itself named as in ``named_modules``: ``""`` for the root."""
+    return f"{module}.{name}" if module else name
+
+
 def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
     """Return the role of every parameter of ``model`` by full name, in the order of ``named_parameters``.
 
@@ -72,7 +77,7 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
         stated = module.parameter_roles if isinstance(module, StatesRoles) else {}
         if missing := [name for name in own if name not in stated]:
             raise TypeError(f"{type(module).__name__} owns parameters {missing} but does not state their roles")
-        roles |= {f"{prefix}.{name}" if prefix else name: ParameterRole(stated[name]) for name in own}
+        roles |= {name_below(prefix, name): ParameterRole(stated[name]) for name in own}
     return {name: roles[name] for name, _ in model.named_parameters()}
 
 
@@ -375,6 +380,6 @@ def birth_plan(model: nn.Module, init: InitConfig) -> dict[str, Distribution]:
             raise TypeError(f"{type(module).__name__} states {given}; give one such as Constant(1.0)")
         if part in init.zero:
             stated["weight"] = Constant(0.0)
-        full = {name: f"{prefix}.{name}" if prefix else name for name in own}
+        full = {name: name_below(prefix, name) for name in own}
         plan |= {full[name]: stated[name] for name in own if full[name] in names}
     return plan

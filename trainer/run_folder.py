@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from ..data.prepare import PreparedData
 from ..errors import RunError, UsageError
 from ..files import SEEN_S, TEXT_BYTES, appears, atomic_path, check_file, delete_folder, file_sha256, write_sealed_json
 from ..measure.metrics_log import truncate_metrics, write_metrics_csv
-from ..measure.ranks import from_rank_zero, rank
+from ..measure.ranks import from_rank_zero, rank, rank_on_host
 from ..measure.records import RunDir, step_of
 from ..models.birth import certificate
 from ..models.decoder import Decoder
@@ -181,8 +180,8 @@ def check_all_see(run: RunDir, checkpoint: Path | None, *, shared: bool, patienc
             None
             if needed is None or appears(needed, patience_s)
             else RunError(
-                f"{checkpoint if made is None else f'--run_dir {run.path}'}: rank {rank()} on host "
-                f"{socket.gethostname()} does not see the folder of rank 0; give a --run_dir on a disk of all nodes"
+                f"{checkpoint if made is None else f'--run_dir {run.path}'}: {rank_on_host(rank())} "
+                f"does not see the folder of rank 0; give a --run_dir on a disk of all nodes"
             )
         )
     finally:

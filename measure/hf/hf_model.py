@@ -580,14 +580,14 @@ def _mlp_weights(block: nn.Module, places: FamilyPlaces) -> tuple[Tensor, Tensor
 
 #: Number of inputs at a time that show a map.
 _INPUTS = 1024
-#: Dtypes of weights that are no codes.
-_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+#: Dtypes in which models run: those of weights that are no codes.
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def _is_stored(module: nn.Module) -> bool:
     """Return True if the weight of a linear map is all of it: no codes that need scales, no base of an adapter."""
     weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.dtype in _DTYPES and not hasattr(module, "base_layer")
+    return isinstance(weight, Tensor) and weight.dtype in WEIGHT_DTYPES and not hasattr(module, "base_layer")
 
 
 def _input_width(module: nn.Module, transposed: bool) -> int:
@@ -617,7 +617,7 @@ def _linear_map(module: nn.Module, transposed: bool) -> Tensor:
         parameters = dict(module.named_parameters())
         # ZeRO 3 gathers in the module's call.
         whole = {name: full_tensor(x) for name, x in parameters.items() if isinstance(x, DTensor)}
-        dtypes = {x.dtype for x in parameters.values()} & _DTYPES
+        dtypes = {x.dtype for x in parameters.values()} & {*WEIGHT_DTYPES}
         dtype, width = min(dtypes, key=lambda of: of.itemsize, default=torch.float32), _input_width(module, transposed)
         # Some quantised maps hold neither; they are for the CPU.
         device = next((x.device for x in itertools.chain(parameters.values(), module.buffers())), torch.device("cpu"))

@@ -14,7 +14,7 @@ from typing_extensions import override
 from ...errors import UsageError
 from ...kernel_devices import runs_on
 from ..config import InitConfig, ModelConfig
-from ..init import INITIALISERS, Constant, Distribution, Fans, ParameterRole, birth_plan, parameter_roles
+from ..init import INITIALISERS, Constant, Distribution, Fans, ParameterRole, birth_plan, name_below, parameter_roles
 from ..user_classes import import_user_class, in_words, is_user_class
 from .correlation import CORRELATIONS, estimated_correlations
 from .differential import initial_lambda
@@ -66,7 +66,7 @@ def _tensors_without_values(part: nn.Module) -> list[str]:
     """List the tensors of a part that no birth fills: it is made on the meta device, and draws parameters alone."""
     settled = estimated_correlations(part)
     return [
-        f"{prefix}.{name}" if prefix else name
+        name_below(prefix, name)
         for prefix, module in part.named_modules()
         if module not in settled
         for name, value in (*module._buffers.items(), *vars(module).items())

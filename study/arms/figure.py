@@ -20,7 +20,7 @@ from ...report.pictures.style import (
     legend_line,
     run_colour,
 )
-from .results import ArmResult, Spread, task_loss
+from .results import ArmResult, Spread, task_loss, uniform_levels
 from .trials import ArmStudy
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _sinks_over_training(grid: Any, panels: Sequence[Family], first: ArmResult |
                     markersize=5 if look.marker == "*" else 3,
                 )  # fmt: skip
             entries.append((result.arm, legend_line(**style, marker=look.marker, markersize=3)))
-        for uniform in {r.uniform: None for r in shown if np.isfinite(r.uniform)}:
+        for uniform in uniform_levels(shown):
             axes.axhline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
         axes.set_title(family.heading)
         axes.set_ylim(min(-0.02 * top, 1.05 * lowest), max(top, 1.05 * highest))
@@ -246,7 +246,7 @@ def _dash(axes: Axes, row: int) -> None:
 
 def _sink_at_the_end(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
     means = _means(axes, results, looks, lambda result: result.sink)
-    for uniform in {r.uniform: None for r in results if np.isfinite(r.uniform)}:
+    for uniform in uniform_levels(results):
         axes.axvline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
     axes.set_title("Sink mass at the end")
     axes.set_xlabel(f"share of the row; grey: uniform\n{_OF_SEEDS}")

@@ -23,7 +23,7 @@ from ...report.table import Column, Table, broken
 from ..trial_lock import failed_runs
 from ..trials import Trial
 from .figure import Family, Look, families, looks_of
-from .results import SCALARS, ArmResult, Spread, spread, task_loss
+from .results import SCALARS, ArmResult, Spread, spread, task_loss, uniform_levels
 from .trials import ArmStudy
 
 _DISCREPANCY = MEASURED["variance_discrepancy"].label
@@ -124,8 +124,7 @@ def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
 
 
 def _levels(results: Sequence[ArmResult]) -> str:
-    levels = {format_value(result.uniform, ".3f") for result in results}
-    return ", ".join(sorted(levels - {MISSING} or levels))
+    return ", ".join(sorted({format_value(level, ".3f") for level in uniform_levels(results)})) or MISSING
 
 
 def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:

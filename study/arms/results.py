@@ -166,6 +166,11 @@ def task_loss(results: Sequence[ArmResult]) -> str:
     return "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
 
 
+def uniform_levels(results: Sequence[ArmResult]) -> list[float]:
+    """List the sink masses of uniform attention in these arms, each once, in the order of the arms."""
+    return list(dict.fromkeys(result.uniform for result in results if math.isfinite(result.uniform)))
+
+
 class _Read(NamedTuple):
     trial: Trial
     rows: dict[int, dict[str, Any]]
@@ -223,7 +228,8 @@ def _result(arm: str, reads: Sequence[_Read], *, is_finished: bool) -> ArmResult
     own = _label_kinds([read.snapshots[step] for read in reads if step in read.snapshots])
     figures |= {name: spread([finite_or_nan(end.get(name)) for end in ends]) for name in own}
     figures |= _sink_keys([read.snapshots[step] for read in reads if step in read.snapshots])
-    measured = [at for at in steps if all(math.isfinite(_sink(read, at)) for read in reads)]
+    sinks_RS = np.array([[_sink(read, at) for at in steps] for read in reads])
+    is_measured_S = np.isfinite(sinks_RS).all(0)
     readings = [_reading(read, step) for read in reads]
     return ArmResult(
         arm=arm,
@@ -231,8 +237,8 @@ def _result(arm: str, reads: Sequence[_Read], *, is_finished: bool) -> ArmResult
         step=step,
         figures=figures,
         uniform=next((_uniform(end, reading) for end, reading in zip(ends, readings, strict=True)), math.nan),
-        steps=measured,
-        sinks=np.array([[_sink(read, at) for at in measured] for read in reads]),
+        steps=[at for at, is_measured in zip(steps, is_measured_S, strict=True) if is_measured],
+        sinks=sinks_RS[:, is_measured_S],
         is_finished=is_finished,
         of_documents=any(reading.of_documents for reading in readings),
         seeds=[read.trial.seed for read in reads],

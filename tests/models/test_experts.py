@@ -139,7 +139,7 @@ def is_grouped(request, monkeypatch):
 
 
 def test_a_rehearsal_calls_every_expert_for_as_many_rows():
-    """Where tensors have no values nothing is chosen; 2 sequences of 7 tokens with 2 choices have 28 rows."""
+    """Tensors without values choose nothing; 2 sequences of 7 tokens with 2 choices have 28 rows."""
     rows = []
     with FakeTensorMode():
         mixture = Mixture(CONFIG, 1)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -41,7 +40,7 @@ from ...files import (
     save_tensors,
     write_json,
 )
-from ...measure.ranks import from_rank_zero, rank, world_size
+from ...measure.ranks import from_rank_zero, rank, rank_on_host, world_size
 from ...models.tensor_shards import Runs, TensorShard
 from ..processes.joint_failure import raise_on_every_rank
 from ..processes.process_group import TIMEOUT
@@ -153,8 +152,8 @@ class _Write:
         # Else the file would be written into a new folder of this node, and rank 0 would wait for it in vain.
         if not appears(self.scratch, min(SEEN_S, self.patience.total_seconds())):
             raise RunError(
-                f"{self.path}: rank {self.rank} on host {socket.gethostname()} does not see the folder that rank 0 has "
-                "made; all nodes must see one file system; the checkpoints before it are intact"
+                f"{self.path}: {rank_on_host(self.rank)} does not see the folder that rank 0 has made; all nodes must "
+                "see one file system; the checkpoints before it are intact"
             )
         if self.copies or self.world_size == 1:
             try:
@@ -177,6 +176,7 @@ class _Write:
         pause = _SOON
         for other in range(1, self.world_size):
             while not (note := self._note(other)).is_file():
+                # A thread that hurries this one brings the end closer meanwhile.
                 if time.monotonic() > self._waits_until:
                     raise RunError(
                         f"{self.path}: rank {other} of {self.world_size} has not written its part in time; all nodes "

@@ -35,6 +35,7 @@ import torch.distributed as dist
 
 from ...errors import RunError
 from ...measure import ranks
+from ...measure.ranks import rank_on_host
 from ...measure.records import RunDir
 from .joint_failure import PHASES, Place, Progress, common_store, report_failure, tell_launcher
 from .launched_process import LaunchedProcess, launchers_store
@@ -165,7 +166,7 @@ def _in_debugger(stack: traceback.StackSummary) -> bool:
 
 def _names(ranks: Sequence[int], peers: Sequence[Peer]) -> str:
     """Name the ranks: ``rank 3 on host a``, or several."""
-    named = [f"rank {rank} on host {peers[rank].host}" for rank in ranks[:_NAMED]]
+    named = [rank_on_host(rank, peers[rank].host) for rank in ranks[:_NAMED]]
     more = len(ranks) - len(named)
     return " and ".join([", ".join(named), *([f"{more} more"] if more else [])])
 
@@ -344,7 +345,8 @@ class _Watch:
         return self.progress.place.phase != "birth"
 
     def _show(self, rank: int, stack: str) -> None:
-        print(f"rank {rank} on host {self.peers[rank].host} is here:\n{stack}", end="", file=sys.stderr, flush=True)
+        who = rank_on_host(rank, self.peers[rank].host)
+        print(f"{who} is here:\n{stack}", end="", file=sys.stderr, flush=True)
 
     def _end(self, line: str, silent: Sequence[int]) -> None:
         """End this process, and silent ones on this host; one process prints the line."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from ...errors import USAGE_STATUS, RunError, UsageError
-from ...measure.ranks import rank, world_size
+from ...measure.ranks import rank, rank_on_host, world_size
 from .launched_process import LaunchedProcess, start_name
 
 #: Factor on ``trainer.timeout_s`` for phases that take longer than a step: by default half an hour.
@@ -134,7 +134,7 @@ def report_failure(
     closes the loggers first.
     """
     if process.rank > 0 and not names_rank:
-        line = f"{line} (said by rank {process.rank} on host {socket.gethostname()})"
+        line = f"{line} (said by {rank_on_host(process.rank)})"
     store = common_store()
     if store is None:
         if process.rank > 0:
