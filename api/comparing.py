@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -104,13 +103,10 @@ class Comparison(Displayed):
         return f"Between models {', '.join(self.models)}"
 
     def __repr__(self) -> str:
-        from rich.console import Console
-
         from ..report.compared_models import print_compared
+        from ..report.terminal import printed
 
-        text = io.StringIO()
-        print_compared([self.compared], self.probe, Console(file=text, width=120))
-        return text.getvalue()
+        return printed(lambda console: print_compared([self.compared], self.probe, console), width=120)
 
     def _repr_html_(self) -> str:
         from ..report.notebook import comparison_html

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -74,13 +73,10 @@ class Snapshot(Displayed):
         return f"Snapshot of {self.name}, step {self.step}" if self.step >= 0 else f"Snapshot of {self.name}"
 
     def __repr__(self) -> str:
-        from rich.console import Console
-
         from ..report.block_table import print_snapshot
+        from ..report.terminal import printed
 
-        text = io.StringIO()
-        print_snapshot(self.record, Console(file=text, width=100))
-        return f"{self._title()}\n{text.getvalue()}"
+        return f"{self._title()}\n{printed(lambda console: print_snapshot(self.record, console), width=100)}"
 
     def _repr_html_(self) -> str:
         from ..report.notebook import snapshot_html

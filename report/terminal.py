@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -48,6 +49,14 @@ def say(console: Console, text: str, *, title: str = "", style: str = "", wrappe
     if console.options.ascii_only:
         written.plain = in_ascii(written.plain)
     console.print(written, soft_wrap=not wrapped)
+
+
+def printed(show: Callable[[Console], None], *, width: int) -> str:
+    """Return the text that a function prints on a console of so many columns."""
+    text = io.StringIO()
+    # In a notebook rich would show each line there, whatever file it is given; and colours may be asked for everywhere.
+    show(Console(file=text, width=width, force_jupyter=False, color_system=None))
+    return text.getvalue()
 
 
 class RunConsole(Console):

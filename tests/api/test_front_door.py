@@ -1,5 +1,6 @@
 """Birthmark as a library: what one name gives, and what importing it costs."""
 
+import builtins
 import html
 import json
 import logging
@@ -360,6 +361,17 @@ def test_notebooks_show_a_table_and_pictures(run):
     assert first == f"Run({str(run.path)!r}): 4 snapshots, checkpoints [2, 4, 6]"
     assert verdict.startswith(("●", "◐", "○", "?"))
     assert "favourite tokens" in repr(run.snapshots[-1])
+
+
+def test_an_object_is_its_text_where_others_would_show_or_colour_each_line(run, monkeypatch):
+    shown = run.snapshots[-1], bm.compare(run, f"{run.path}@0", n_sequences=4, seq_len=8)
+    texts = [repr(one) for one in shown]
+    # By these rich knows a notebook, and that colours are asked for.
+    kernel = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr(builtins, "get_ipython", kernel, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert [repr(one) for one in shown] == texts
+    assert all(text.count("\n") > 3 and "\x1b" not in text for text in texts)
 
 
 def test_every_object_shows_its_verdict_first_as_text_and_in_a_notebook(run):
