@@ -183,7 +183,16 @@ _LOOKS = {
     '<th scope="': '<th style="padding:.25rem .6rem;font-weight:500" scope="',
     '<i style="background': '<i style="display:inline-block;width:8rem;height:.55rem;background',
 }
-_MARK = r'<i style="display:inline-block;width:1.1em;border-top:2px solid \1;vertical-align:middle;margin-right:.4em">'
+#: Looks of the keys of lines: a stroke, unless another one is named; ``{}`` is its colour.
+_STROKE = "border-top:2px solid {}"
+_KEYS = {
+    "dashed": "border-top:2px dashed {}",
+    "control": "border-top:2px dashed {}",
+    "dotted": "border-top:2px dotted {}",
+    "faint": "border-top:1px solid {};opacity:.6",
+    "dot": "box-sizing:border-box;width:.75em;height:.75em;border-radius:50%;background:{}",
+    "band": "height:.7em;background:{};opacity:.3",
+}
 _COLOURS = {name: light for name, (light, _) in THEME.items()}
 _COLOURS |= {"--matrix-plus": RUN_COLOURS[0], "--matrix-minus": RUN_COLOURS[1]}
 
@@ -193,8 +202,13 @@ def _resolved(picture: str) -> str:
     picture = re.sub(r'<text( class="name")?', _letters, picture)
     for part, look in _LOOKS.items():
         picture = picture.replace(part, look)
-    picture = re.sub(r'<i class="\w*" style="--c:([^"]*)">', _MARK, picture)
+    picture = re.sub(r'<i class="(\w*)" style="--c:([^";]*)([^"]*)">', _key, picture)
     return re.sub(r"var\((--[\w-]+)\)", lambda found: _COLOURS.get(found[1], found[0]), picture)
+
+
+def _key(found: re.Match[str]) -> str:
+    look = _KEYS.get(found[1], _STROKE).format(found[2])
+    return f'<i style="display:inline-block;width:1.1em;vertical-align:middle;margin-right:.4em;{look}{found[3]}">'
 
 
 def _letters(found: re.Match[str]) -> str:

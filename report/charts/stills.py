@@ -105,10 +105,10 @@ def n_columns(n: int) -> int:
     return 1 if n == 1 else 2 if n <= 4 else 3
 
 
-def _frames(n: int) -> tuple[list[_Frame], float]:
-    """Lay out small panels; return them with the height of all."""
+def _frames(n: int, *, titled: bool) -> tuple[list[_Frame], float]:
+    """Lay out small panels, with room for their titles if they have any; return them with the height of all."""
     columns = n_columns(n)
-    height, title = (_HEIGHT - _TOP - _BOTTOM, 80, 62)[columns - 1], 14 if n > 1 else 0
+    height, title = (_HEIGHT - _TOP - _BOTTOM, 80, 62)[columns - 1], 14 if titled else 0
     width = (_WIDTH - _LEFT - _RIGHT - _GAP * (columns - 1)) / columns
     rows = -(-n // columns)
     frames = [
@@ -127,7 +127,7 @@ def _curves(panel: CurvePanel, described: str, runs: Sequence[PageRun]) -> Marku
         return Markup('<p class="note">Nothing to draw yet.</p>')
     y_scale, across = scales_of(panel, lines)
     facets = facets_of(lines)
-    frames, height = _frames(len(facets))
+    frames, height = _frames(len(facets), titled=any(facets))
     columns = n_columns(len(facets))
     parts = []
     for i, (facet, frame) in enumerate(zip(facets, frames, strict=True)):

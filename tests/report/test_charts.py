@@ -170,6 +170,18 @@ def test_small_curves_and_bands_break_where_there_is_no_number():
     assert max(shares[0]) < min(shares[1])
 
 
+@pytest.mark.parametrize("n_blocks", [1, 2, 5])
+def test_headings_of_small_panels_stand_inside_the_picture_above_their_grid(n_blocks):
+    heads = [Series(np.ones((2, 3)), {"head": [0, 1], "step": range(3)}, facet=f"block {i}") for i in range(n_blocks)]
+    picture = still(CurvePanel("a", "a", heads))
+    tops = [float(y) for y in re.findall(r'class="name" x="[^"]*" y="([^"]*)"', picture)]
+    assert len(tops) == n_blocks
+    letters = 10  # the height of a line of them
+    assert min(tops) >= letters
+    lines = [float(y) for y in re.findall(r'class="g"[^>]* y1="([^"]*)"', picture)]
+    assert min(tops) < min(lines)
+
+
 def test_axes_have_titles():
     for x, log, title in (("step", True, "optimizer steps, log scale"), ("layer", False, "block")):
         panel = CurvePanel("p", "P", [Series(np.array([1.0, 2.0]), {x: [1, 2]})], x, x_log=log)

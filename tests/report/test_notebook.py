@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from birthmark.report.charts.specs import MatrixPanel
+from birthmark.report.charts.specs import CurvePanel, MatrixPanel, Series
 from birthmark.report.notebook import object_html, run_html, snapshot_html
 
 pytestmark = pytest.mark.heavy
@@ -56,6 +56,19 @@ def test_a_run_before_its_first_measurement_has_a_fragment(make_run, tmp_path, p
     text = run_html(run)
     assert "nothing to draw yet" in text
     assert parse(text).rows == []
+
+
+def test_keys_look_as_their_lines(parse):
+    looks = "solid", "dashed", "dotted", "control", "band", "dots"
+    series = [Series(np.arange(3.0), {"step": range(3)}, 0, look, look) for look in looks]
+    text = object_html("M", [], [], pictures=[(CurvePanel("p", "P", series), "caption")])
+    keys = {name: look for look, name in re.findall(r'<i style="([^"]*)"></i>([^<]*)<', text)}
+    strokes = {name: re.findall(r"border-top:2px (\w+)", look) for name, look in keys.items()}
+    assert strokes == {
+        "solid": ["solid"], "dashed": ["dashed"], "dotted": ["dotted"], "control": ["dashed"], "band": [], "dots": [],
+    }  # fmt: skip
+    assert "height:.7em" in keys["band"]
+    assert "border-radius" in keys["dots"]
 
 
 def test_token_texts_and_names_are_escaped(make_snapshot):
