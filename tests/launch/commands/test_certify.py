@@ -1,5 +1,6 @@
 """`birthmark certify` and `verify`: commitments open with the right seed alone, and content is listed or not."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -10,7 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from birthmark.audit.certificate import content_of
+from birthmark.audit.certificate import content_of, order_inputs
 from birthmark.files import write_sealed_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
@@ -19,6 +20,7 @@ from birthmark.models.by_block import DrawnWeights, HeldWeights
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.models.parameter_shapes import tensor_shapes
 from birthmark.trainer.by_name.model_names import open_source
+from birthmark.trainer.config_file import read_config
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,26 @@ def test_a_certificate_commits_and_shows_no_seed(certified, certificate):
     assert hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest() == certificate["sha256"]
 
 
+def test_the_order_of_data_has_all_that_decides_a_step_and_no_place_of_a_file(certified, tmp_path):
+    config, corpus = read_config(certified.config), json.loads(certified.birth.read_text())["data"]
+    found, replace, trainer = order_inputs(config, corpus), dataclasses.replace, config.trainer
+    ramp = replace(trainer.batch_ramp, start=1, increment=1, sequences=8)
+    for changes in (
+        {"data": replace(config.data, data_seed=6)},
+        {"model": replace(config.model, max_seq_len=config.model.max_seq_len // 2)},
+        {"trainer": replace(trainer, global_batch_size=2 * trainer.global_batch_size)},
+        {"trainer": replace(trainer, batch_ramp=ramp)},
+    ):
+        assert order_inputs(replace(config, **changes), corpus) != found
+    assert order_inputs(config, corpus | {"n_tokens": -1}) != found
+    assert order_inputs(config, corpus | {"path": "elsewhere"}) == found
+    for name in ("a.txt", "b.txt", "c.txt", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    text, aside, tasks, tokenizer = (str(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt", "tokenizer.json"))
+    moved = replace(config.data, path=text, val_path=aside, tokenizer=tokenizer, decontaminate=tasks)
+    assert order_inputs(replace(config, data=moved), corpus) == found
+
+
 def test_a_later_certificate_commits_to_the_same(certified, certificate, tmp_path, capsys, refused):
     assert "certificate.json: exists already; give --out another name" in refused("certify", certified.path)
     assert main(["certify", str(certified.path), "--out", str(tmp_path / "later.json"), "--json"]) == 0
@@ -135,10 +157,12 @@ def test_a_checkpoint_is_listed_wherever_it_lies_and_descends_from_the_seed(
     assert main(["export", str(certified.path), str(tmp_path / "theirs")]) == 0
     assert verified(tmp_path / "theirs", *revealed)["listed"] == [{"step": 4, "as": "float32"}]
     weights = tmp_path / "theirs" / "model.safetensors"
-    save_file({name: tensor.bfloat16() for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
-    config = json.loads((weights.parent / "config.json").read_text())
-    (weights.parent / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
-    assert verified(weights.parent)["listed"] == [{"step": 4, "as": "bfloat16"}]
+    config, whole = json.loads((weights.parent / "config.json").read_text()), load_file(weights)
+    for dtype in ("bfloat16", "float16"):
+        rounded = {name: tensor.to(getattr(torch, dtype)) for name, tensor in whole.items()}
+        save_file(rounded, weights, {"format": "pt"})
+        (weights.parent / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}))
+        assert verified(weights.parent)["listed"] == [{"step": 4, "as": dtype}]
     capsys.readouterr()
     assert main(["verify", str(certified.path / "certificate.json"), str(alone), *map(str, revealed)]) == 0
     told = capsys.readouterr().out
@@ -147,10 +171,26 @@ def test_a_checkpoint_is_listed_wherever_it_lies_and_descends_from_the_seed(
     assert "descent     kin of the birth" in told
 
 
-def test_the_birth_itself_is_what_it_commits_to(certified, verified, revealed):
+def test_the_birth_itself_is_what_it_commits_to(certified, verified, revealed, tmp_path):
     assert verified(f"{certified.path}@0", status=3)["verdict"] == "unlisted"
     found = verified(f"{certified.path}@0", *revealed)
     assert found["sentence"].endswith("verified: the birth that the certificate commits to")
+    assert main(["export", f"{certified.path}@0", str(tmp_path / "theirs")]) == 0
+    for dtype in (torch.bfloat16, torch.float16):
+        shutil.copytree(tmp_path / "theirs", rounded := tmp_path / str(dtype))
+        changed(rounded, lambda name, tensor, dtype=dtype: tensor.to(dtype).float())
+        assert verified(rounded, *revealed)["sentence"] == found["sentence"].replace(
+            f"{certified.path}@0", str(rounded)
+        )
+
+
+def test_contents_under_several_names_are_listed_once_a_step_and_in_order(certified, certificate, verified, tmp_path):
+    """A checkpoint that was stored rounded has one digest under several names."""
+    last = certificate["checkpoints"][-1]["float32"]
+    alike = [{**one, "float32": last, "bfloat16": last} for one in certificate["checkpoints"]]
+    (tmp_path / "alike.json").write_text(sealed(certificate | {"checkpoints": alike}))
+    found = verified(certified.path, certificate=tmp_path / "alike.json")
+    assert found["listed"] == [{"step": 2, "as": "float32"}, {"step": 4, "as": "float32"}]
 
 
 def changed(folder, change):
