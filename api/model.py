@@ -87,10 +87,14 @@ class Model(Displayed):
         return Model(replace(self.loaded, name=f"birth of {self.name}", model=born, step=0))
 
     def __call__(self, tokens_BT: Any) -> Tensor:
-        """Compute logits ``[B, T, V]`` of token ids ``[B, T]``, without gradients."""
-        tokens_BT = torch.as_tensor(tokens_BT, device=self.loaded.model.device)
+        """Compute logits ``[B, T, V]`` of token ids ``[B, T]``, without gradients.
+
+        Raises:
+            UsageError: no rows of token ids, an id outside of the vocabulary, or more tokens than the model reads.
+        """
+        ids_BT = _token_ids(tokens_BT, self.config.vocab_size, self.loaded.n_positions)
         with torch.no_grad():
-            return self.module(tokens_BT)
+            return self.module(ids_BT.to(self.loaded.model.device))
 
     def measure(self, **settings: Any) -> Snapshot:
         """Measure it with `birthmark.measure`."""
@@ -110,6 +114,27 @@ class Model(Displayed):
             ("Blocks", str(config.n_layers), f"of {config.n_heads} head{'' if config.n_heads == 1 else 's'}"),
             ("Width", str(config.d_model), f"vocabulary {config.vocab_size:,}"),
         ]
+
+
+def _token_ids(given: Any, vocab_size: int, n_positions: int | None) -> Tensor:
+    """Convert token ids ``[B, T]`` to a tensor of 64-bit integers. A model's own table would report a wrong id as an
+    index, and a GPU would take no more work after it.
+    """
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        shown = one_line(quoted(given))
+        raise UsageError(f"tokens {shown}: give token ids in rows of one length, such as [[1, 2, 3]]") from None
+    if ids.ndim != 2 or not ids.numel():
+        raise UsageError(f"tokens of shape {list(ids.shape)}: give rows of token ids, such as [[1, 2, 3]]")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise UsageError(f"tokens of {ids.dtype}: give integers")
+    ids_BT = ids.long()
+    if outside := [one for one in map(int, ids_BT.aminmax()) if not 0 <= one < vocab_size]:
+        raise UsageError(f"tokens: no token has the id {outside[0]}; give ids from 0 to {vocab_size - 1}")
+    if n_positions is not None and ids_BT.shape[1] > n_positions:
+        raise UsageError(f"tokens: {ids_BT.shape[1]} in a row, and the model reads {n_positions}; give at most as many")
+    return ids_BT
 
 
 def load(

@@ -132,6 +132,31 @@ def raised_in_user_code(error: BaseException) -> str | None:
     return None
 
 
+def require_shape(made: object, method: str, given: object, wanted: Sequence[int]) -> None:
+    """Require that a method of a user's class has given a tensor of one shape: another may broadcast, and train
+    something else.
+
+    Args:
+        made: the instance; messages have the name of its class.
+        method: name of the method.
+        given: the value that it returned.
+        wanted: the shape.
+
+    Raises:
+        UsageError: no tensor, or another shape.
+    """
+    shape = getattr(given, "shape", None)
+    if shape != wanted:
+        found = type(given).__name__ if shape is None else f"the shape {list(shape)}"
+        raise UsageError(f"{name_in_config(made)}: {method} gives {found}; give a tensor of the shape {list(wanted)}")
+
+
+def name_in_config(made: object) -> str:
+    """Name the class of an instance as the config does that led to its import: its field and ``module:Class``."""
+    module, name = type(made).__module__, type(made).__qualname__
+    return _imported.get(module, {}).get(name, f"{module}:{name}")
+
+
 def in_words(error: BaseException) -> str:
     """Put an exception on one line."""
     text = " ".join(str(error).split())[:300]

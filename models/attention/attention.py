@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ...errors import UsageError
 from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Distribution, Fans, Linear, ParameterRole, for_tables
 from ..norms import RMSNorm, cast_once
 from ..observe import Attended, Observer
+from ..user_classes import name_in_config, require_shape
 from .aggregation import build_aggregation, build_part
 from .differential import DifferentialSoftmax
 from .fused.backends import over_heads
@@ -219,8 +221,10 @@ class Attention(nn.Module):
         #: heads' outputs after everything else, given the queries.
         self.adapter_keys: nn.Module | None = None
         self.adapter_output: nn.Module | None = None
+        self.d_value = config.d_value
+        self.user_parts = frozenset(attention.user_parts)
         # A class of the user's own is given a key and a value for every query head.
-        self.repeats_keys = bool(attention.user_parts)
+        self.repeats_keys = bool(self.user_parts)
 
     def add_maps(self, config: ModelConfig) -> None:
         """Add the maps of queries, keys and values."""
@@ -267,7 +271,10 @@ class Attention(nn.Module):
                 for at in place.context.chunks(k.shape[2])
             ]
             weighted = Joined(Scores(q, k, self.scale, place, self.window), parts)
-        out_BHTK = self.gated("output", self.aggregate(weighted, v), read_BTC)
+        out_BHTK = self.aggregate(weighted, v)
+        if "aggregation" in self.user_parts:
+            require_shape(self.aggregate, "forward", out_BHTK, (*q.shape[:3], self.d_value))
+        out_BHTK = self.gated("output", out_BHTK, read_BTC)
         if self.adapter_output is not None:
             out_BHTK = out_BHTK + self.adapter_output(q)
         if observer is not None:
@@ -288,13 +295,24 @@ class Attention(nn.Module):
             scores, of_adapter = self.adapter_keys(scores)
             extra = [*extra, *of_adapter]
         weighted: WeightedSum = self.normaliser(scores, v, extra, needs_weights, self.aggregate.needs_squares)
+        if "normaliser" in self.user_parts:
+            if not isinstance(weighted, WeightedSum):
+                raise UsageError(
+                    f"{name_in_config(self.normaliser)}: forward gives {type(weighted).__name__}; give a WeightedSum, "
+                    "as super().forward does"
+                )
+            require_shape(self.normaliser, "the WeightedSum", weighted.o_BHTK, (*q.shape[:3], self.d_value))
         if added_HK is not None:
             weighted.o_BHTK = weighted.o_BHTK + added_HK[:, None].to(weighted.o_BHTK.dtype)
         return weighted
 
     def gated(self, where: str, y: Tensor, read_BTC: Tensor) -> Tensor:
         """Apply the gate to ``y`` if the gate belongs at this place."""
-        gated: Tensor = self.gate(y, read_BTC) if where == self.gate_at else y
+        if where != self.gate_at:
+            return y
+        gated: Tensor = self.gate(y, read_BTC)
+        if "gate" in self.user_parts:
+            require_shape(self.gate, "forward", gated, y.shape)
         return gated
 
 

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution, ParameterRole
+from ..user_classes import require_shape
 from .fused.backends import over_heads
 from .fused.blockwise import clipped_rows, softmax_rows, softpick_rows
 from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside
@@ -419,14 +420,20 @@ class Similarity(Softmax):
         return Explicit(scores, v_BGSK, extra, self._rows, needs_weights)
 
     def _rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        weights = self.phi(scores).masked_fill(~seen, 0.0)
-        shares = [self.phi(score) for score in extra]
+        weights = self._of_each(scores).masked_fill(~seen, 0.0)
+        shares = [self._of_each(score) for score in extra]
         if self.normalise:
             total = weights.sum(-1, keepdim=True) + sum(shares)
             # A row of ReLUs may sum to 0; a signed sum may be anything, and is kept from dividing by less than 1.
             total = total.abs().clamp_min(1.0) if self.signed else total.clamp_min(_SMALLEST_SUM)
             weights, shares = weights / total, [share / total for share in shares]
         return weights, shares
+
+    def _of_each(self, scores: Tensor) -> Tensor:
+        """Compute the similarity of each score; a phi of the user's own may give another shape."""
+        weights = self.phi(scores)
+        require_shape(self, "phi", weights, scores.shape)
+        return weights
 
 
 class IdentitySimilarity(Similarity):

@@ -490,6 +490,37 @@ def test_what_is_wrong_is_one_line_and_the_process_goes_on(call, message, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+NO_TOKENS = {
+    "too large": ([[0, 256]], "tokens: no token has the id 256; give ids from 0 to 255"),
+    "negative": ([[-1, 2]], "tokens: no token has the id -1; give ids from 0 to 255"),
+    "wider than any integer": ([[10**30]], "tokens [[1000000000000000000000000000000]]: give token ids in rows of one"),
+    "fractions": ([[0.5, 1.5]], "tokens of torch.float32: give integers"),
+    "a mask": (torch.tensor([[True, False]]), "tokens of torch.bool: give integers"),
+    "nothing": ([], "tokens of shape [0]: give rows of token ids, such as [[1, 2, 3]]"),
+    "an empty row": ([[]], "tokens of shape [1, 0]: give rows of token ids"),
+    "one row": ([1, 2, 3], "tokens of shape [3]: give rows of token ids"),
+    "rows of rows": ([[[1]]], "tokens of shape [1, 1, 1]: give rows of token ids"),
+    "rows of two lengths": ([[1, 2], [3]], "tokens [[1, 2], [3]]: give token ids in rows of one length"),
+    "words": ([["a", "b"]], "tokens [['a', 'b']]: give token ids in rows of one length, such as [[1, 2, 3]]"),
+    "text": ("text", "tokens 'text': give token ids"),
+    "None": (None, "tokens None: give token ids"),
+    "objects": (np.array([[1, 2]], dtype=object), "tokens array([[1, 2]], dtype=object): give token ids"),
+    "a long row": ([[1] * 65], "tokens: 65 in a row, and the model reads 64; give at most as many"),
+}
+
+
+@pytest.mark.parametrize(("tokens", "message"), NO_TOKENS.values(), ids=list(NO_TOKENS))
+def test_what_is_no_token_id_is_refused(tokens, message):
+    with pytest.raises(bm.UsageError) as refused:
+        bm.load("tiny_demo@1", on="cpu")(tokens)
+    assert str(refused.value).startswith(message)
+
+
+def test_token_ids_may_have_the_type_of_shards():
+    model = bm.load("tiny_demo@1", on="cpu")
+    assert torch.equal(model(np.array([[1, 255]], dtype=np.uint16)), model([[1, 255]]))
+
+
 def test_models_are_compared_with_the_numbers_of_the_command(word_tokenizer, tmp_path, capsys):
     readers(word_tokenizer, tmp_path, 0, 1)
     names, text = [str(tmp_path / "llama"), str(tmp_path / "llama1")], str(tmp_path / "text.md")

@@ -28,7 +28,7 @@ from torch import nn
 
 from birthmark.models.attention.aggregation import PlainAggregation
 from birthmark.models.attention.attention import PlainOutput
-from birthmark.models.attention.normalisers import Similarity
+from birthmark.models.attention.normalisers import Similarity, Softmax
 from birthmark.models.init import Constant
 from birthmark.models.init import ParameterRole
 
@@ -87,6 +87,38 @@ class Kept(PlainAggregation):
         super().__init__(config)
         self.inner = nn.Identity()
         self.inner.table = torch.ones(config.n_heads)
+
+
+class OneOfEachRow(Similarity):
+    def phi(self, scores):
+        return scores[..., :1]
+
+
+class OfEachPosition(PlainAggregation):
+    def forward(self, weighted, v_BHSK):
+        return weighted.o_BHTK.transpose(1, 2)
+
+
+class Forgetful(PlainAggregation):
+    def forward(self, weighted, v_BHSK):
+        weighted.o_BHTK * 2
+
+
+class Averaged(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return o_BHTK.mean(2, keepdim=True)
+
+
+class Bare(Softmax):
+    def forward(self, scores, v, extra, needs_weights, needs_squares):
+        return v
+
+
+class Narrowed(Softmax):
+    def forward(self, *given):
+        weighted = super().forward(*given)
+        weighted.o_BHTK = weighted.o_BHTK[..., :1]
+        return weighted
 
 
 class Numbered(Scaled):
@@ -174,6 +206,31 @@ def test_what_cannot_be_a_part_is_one_line(attention, words, here):
     assert words in str(refused.value)
     assert str(refused.value).startswith("model.attention.")
     assert "\n" not in str(refused.value)
+
+
+#: With 3 sequences of 12 tokens, 2 heads of 8 channels. Those of one channel, key or position would broadcast.
+MISSHAPEN = {
+    "one key": ("normaliser", "OneOfEachRow: phi gives the shape [3, 2, 12, 1]; give a tensor of the shape ["),
+    "one position": ("gate", "Averaged: forward gives the shape [3, 2, 1, 8]; give a tensor of the shape ["),
+    "one channel": (
+        "normaliser",
+        "Narrowed: the WeightedSum gives the shape [3, 2, 12, 1]; give a tensor of the shape [",
+    ),
+    "other axes": (
+        "aggregation",
+        "OfEachPosition: forward gives the shape [3, 12, 2, 8]; give a tensor of the shape [",
+    ),
+    "nothing": ("aggregation", "Forgetful: forward gives NoneType; give a tensor of the shape [3, 2, 12, 8]"),
+    "a tensor": ("normaliser", "Bare: forward gives Tensor; give a WeightedSum, as super().forward does"),
+}
+
+
+@pytest.mark.parametrize(("part", "words"), MISSHAPEN.values(), ids=list(MISSHAPEN))
+def test_a_part_that_gives_another_shape_is_refused(part, words, here):
+    config = model(**{part: f"my_arms:{words.partition(':')[0]}"})
+    with pytest.raises(UsageError) as refused:
+        born(config, 0)(torch.zeros(3, 12, dtype=torch.long))
+    assert str(refused.value).startswith(f"model.attention.{part} my_arms:{words}")
 
 
 def test_a_run_ends_before_its_data_are_prepared(here, tiny):
