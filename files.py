@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 
 from .errors import RunError, UsageError
@@ -48,6 +49,46 @@ def write_failure(path: Path, error: Exception) -> Exception:
             f"{path}: not written whole ({one_line(said)} bytes): the device is full, or a limit is reached"
         )
     return RunError(f"{path}: {_NO_ROOM[number]}") if number in _NO_ROOM else error
+
+
+def system_words(error: OSError) -> str:
+    """Return the reason of a refusal by the system in one line, with the file that it names, if any."""
+    said = error.strerror or one_line(error)
+    return said if error.filename is None else f"{one_line(error.filename)}: {said}"
+
+
+# ── locks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#: Reasons why a file system has no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def hold_lock(path: Path | str, timeout: float = -1) -> Iterator[None]:
+    """Hold the lock file ``path``, which ends with its process, within the context.
+
+    Args:
+        path: the lock file, in a folder that exists.
+        timeout: seconds to wait for another process that holds it; by default without end.
+
+    Raises:
+        RunError: the file system has no locks.
+        filelock.Timeout: another process held it for all of ``timeout``.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=timeout)
+    except OSError as error:
+        # The system's refusal names no file.
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise RunError(
+            f"{path}: cannot be locked ({error.strerror}); mount its file system with locks, or name another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 # ── what outlasts a crash ────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ may both send SIGTERM to one process. All of them are one stop. Only a second Ct
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -17,7 +18,9 @@ from types import FrameType
 import lightning as L
 
 from ..child_python import stop_signals
+from ..files import for_terminal
 from ..measure.ranks import begin_max_over_ranks, world_size
+from ..measure.records import RunDir
 from .milestones import StepCallback
 
 # SLURM is asked to send SIGUSR1 before a job's time is over.
@@ -92,6 +95,28 @@ def _handled_by(handler: _Handler, numbers: Iterable[signal.Signals]) -> Iterato
     finally:
         for number, before in previous.items():
             signal.signal(number, before)
+
+
+@contextmanager
+def ends_untrained(run: RunDir) -> Iterator[None]:
+    """Have a stop signal other than Ctrl-C end the process with a line that nothing was trained, within the context.
+
+    For a run of one process, until `StopOnSignal` listens. A signal that is ignored or handled stays so.
+    """
+    before = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == before:  # not a process that was forked for the data
+            again = f"birthmark pretrain --resume {run.path}" if RunDir.is_run(run.path) else "the same command"
+            line = f"birthmark: stopped by {signal.Signals(number).name} before the first step; nothing was trained"
+            # Not through sys.stderr, which the signal may have interrupted in a write.
+            os.write(2, for_terminal(f"{line}; go on with: {again}").encode(errors="backslashreplace") + b"\n")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    free = [n for n in stop_signals(*_STOPS[1:]) if signal.getsignal(n) is signal.SIG_DFL]
+    with _handled_by(end, free):
+        yield
 
 
 def stopped_already() -> AbstractContextManager[None]:

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import xxhash
-from filelock import FileLock
 
+from ..files import hold_lock
 from .cache import explained
 
 #: Places of a set, at least. Sets fill unevenly: a corpus of three quarters of all places, read in order again and
@@ -56,7 +56,7 @@ class BlockCache:
         start = _START.pack(_MAGIC, block_bytes, self.n_sets, self.n_ways)
         with explained(path, field):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_name(f"{path.name}.lock")):
+            with hold_lock(path.with_name(f"{path.name}.lock")):
                 if not path.is_file() or not _begins_with(path, start):
                     new = path.with_name(f"{path.name}.new")
                     new.write_bytes(start)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NotRequired
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from safetensors import SafetensorError
 from typing_extensions import TypedDict
 
@@ -23,6 +23,7 @@ from ..files import (
     check_no_holes,
     content_digest,
     file_sha256,
+    hold_lock,
     path_below,
     read_json,
     strict,
@@ -134,7 +135,7 @@ def build_once(
     if not built:
         with explained(folder, field):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(_lock_path(folder)):
+            with hold_lock(_lock_path(folder)):
                 built = folder.is_dir()
                 if not built:
                     _remove_dead_builds(folder)
@@ -242,5 +243,5 @@ def _remove_dead_builds(folder: Path) -> None:
         if owner == folder:
             shutil.rmtree(scratch, ignore_errors=True)
             continue
-        with contextlib.suppress(Timeout), FileLock(_lock_path(owner), timeout=0):
+        with contextlib.suppress(Timeout), hold_lock(_lock_path(owner), timeout=0):
             shutil.rmtree(scratch, ignore_errors=True)

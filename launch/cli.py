@@ -20,11 +20,6 @@ from ..errors import INTERRUPTED_STATUS, USAGE_STATUS, RunError, UsageError
 _interrupts: list[int] = []
 
 _MORE_THREADS = "give this user, or the container, more processes and threads (ulimit -u, pids.max)"
-#: Remedies for refusals by the system that name no file.
-_REMEDIES = {
-    errno.EAGAIN: _MORE_THREADS,
-    errno.ENOLCK: "mount the folder of the run, the study or the cache with locks, or name another folder",
-}
 
 
 def _report_failure(line: str, status: int) -> int:
@@ -121,7 +116,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
             # A locale may lack a character. Standard error has this from Python.
             sys.stdout.reconfigure(errors="backslashreplace")
-    from ..files import one_line
+    from ..files import one_line, system_words
     from ..models.user_classes import in_words, name_user_code, raised_in_user_code
     from ..urls import hide_credentials
     from .command_line import normal_dashes, resolve_home
@@ -157,12 +152,10 @@ def _main(argv: Sequence[str] | None) -> int:
         if debug or _interrupts:
             raise
         # A refusal by the system is not our bug: a name too long, a folder without permission to write.
-        said = error.strerror or one_line(error)
-        if error.filename is not None:
-            said = f"{one_line(error.filename)}: {said}"
+        said = system_words(error)
         # An output that never waits, such as a pipe of another program, refuses with the number alone.
-        elif error.errno in _REMEDIES and said == os.strerror(error.errno):
-            said = f"{said}; {_REMEDIES[error.errno]}"
+        if error.errno == errno.EAGAIN and said == os.strerror(error.errno):
+            said = f"{said}; {_MORE_THREADS}"
         return _report_failure(f"birthmark: error: {said}", 1)
     except Exception as error:
         if debug or _interrupts:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Any, NotRequired
 
 import numpy as np
 from annotated_types import Interval
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from safetensors.numpy import save_file
 from typing_extensions import TypedDict
 
@@ -27,6 +27,7 @@ from ..files import (
     check_tensor_file,
     file_sha256,
     find_folder,
+    hold_lock,
     list_folders,
     make_folder,
     one_line,
@@ -365,17 +366,14 @@ class RunDir:
     def claimed(self) -> Iterator[None]:
         """Hold the run's lock, so that no two processes write one run; UsageError if another process holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.lock)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise UsageError(
-                f"{self.path}: another process is writing this run; wait for its end, or give another --run_dir"
-            ) from None
-        try:
+        with ExitStack() as held:
+            try:
+                held.enter_context(hold_lock(self.lock, timeout=0))
+            except Timeout:
+                raise UsageError(
+                    f"{self.path}: another process is writing this run; wait for its end, or give another --run_dir"
+                ) from None
             yield
-        finally:
-            lock.release()
 
     @property
     def certificate(self) -> Path:
@@ -453,7 +451,7 @@ class RunDir:
         """
         folder = self.snapshot(snapshot.step)
         make_folder(folder.parent)
-        with FileLock(self.path / ".snapshots.lock"):
+        with hold_lock(self.path / ".snapshots.lock"):
             remove_leftovers(folder.parent, "step-*")
             snapshot.write(folder)
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from filelock import FileLock
 
-from ..files import printable, remove_leftovers, write_text
+from ..files import hold_lock, printable, remove_leftovers, write_text
 from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group
 from ..findings.chain_links import LINKS_BY_BLOCK, peak_of
 from ..findings.formatting import format_value
@@ -56,7 +55,7 @@ def _only_writer(*paths: Path) -> Iterator[None]:
     if run is None:
         yield
         return
-    with FileLock(run / ".report.lock"):
+    with hold_lock(run / ".report.lock"):
         for path in paths:
             remove_leftovers(path.parent, path.name)
         yield

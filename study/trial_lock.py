@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NotRequired
 
-from filelock import FileLock
 from typing_extensions import TypedDict
 
 from ..errors import RunError
-from ..files import make_folder, parse_json, read_json, read_text, write_json, write_text
+from ..files import hold_lock, make_folder, parse_json, read_json, read_text, write_json, write_text
 from ..schema import SchemaError, checked
 from .trials import Trial
 
@@ -118,7 +117,7 @@ def _silent_seconds(lock: Path) -> float:
 def alone(folder: Path) -> Iterator[None]:
     """Exclude other processes from the same study's folder within the context. For moments, not for runs."""
     make_folder(folder)
-    with FileLock(folder / ".taking.lock"):
+    with hold_lock(folder / ".taking.lock"):
         yield
 
 

@@ -6,8 +6,11 @@ a name or flushes something, for every n there is.
 
 import ast
 import csv
+import errno
+import fcntl
 import io
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -22,11 +25,13 @@ from birthmark.files import (
     check_tensor_file,
     csv_text,
     for_terminal,
+    hold_lock,
     make_folder,
     reason_of,
     user_path,
     write_text,
 )
+from birthmark.measure.records import RunDir
 
 PROGRAM = """
 import json, os, shutil, signal, sys, time
@@ -335,3 +340,19 @@ def test_a_terminal_gets_all_of_a_text_but_what_it_would_obey():
     obeyed = "\x1b]52;c;QQ\x07 \x9b2J \u202e \u2066 \r \t \x7f \ud800 \u2028"
     assert for_terminal(obeyed) == obeyed.encode("unicode_escape", "surrogatepass").decode()
     assert for_terminal("a\tb\n", "\n\t") == "a\tb\n"
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_named(number, tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    run = RunDir(tmp_path / "run")
+    for lock, holding in [(tmp_path / "a.lock", hold_lock(tmp_path / "a.lock")), (run.path / ".lock", run.claimed())]:
+        with pytest.raises(RunError) as refused, holding:
+            pass
+        assert str(refused.value) == (
+            f"{lock}: cannot be locked ({os.strerror(number)}); mount its file system with locks, or name another "
+            "folder"
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -25,15 +27,23 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
-def growing_segments() -> None:
-    """Let torch's allocator on GPUs grow its segments, unless the environment says how it allocates.
+@contextmanager
+def growing_segments() -> Iterator[None]:
+    """Let torch's allocator on GPUs grow its segments within the context, unless the environment says how it allocates.
 
     Snapshots, validation and steps ask for different sizes, and each would leave holes in segments that cannot grow.
     Call it before memory is allocated on a GPU; Windows does not support it.
     """
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the second is the name since torch 2.9
-    if sys.platform == "linux" and not any(name in os.environ for name in names):
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    if sys.platform != "linux" or any(name in os.environ for name in names):
+        yield
+        return
+    os.environ[names[0]] = "expandable_segments:True"
+    try:
+        yield
+    finally:
+        # What the caller starts afterwards, such as another program, allocates as it likes.
+        os.environ.pop(names[0], None)
 
 
 # ---------------------------------------------------------------- device of the commands

@@ -20,6 +20,7 @@ from lightning.pytorch.strategies import Strategy
 from rich.console import Console
 
 from ..callbacks.loggers import check_installed, close_loggers
+from ..callbacks.stop import ends_untrained
 from ..callbacks.wandb_run import WandbRun
 from ..data.prepare import PreparedData, prepare
 from ..errors import UsageError
@@ -244,6 +245,8 @@ def _write_report(run: RunDir) -> Path:
     return run.report
 
 
+# Before the device is looked at: that may initialise CUDA, and torch reads only then how memory is allocated.
+@growing_segments()
 def pretrain(
     config: RunConfig, run: RunDir, *, resume: bool = False, console: Console | None = None, report: bool = False
 ) -> Outcome:
@@ -264,9 +267,6 @@ def pretrain(
     process = check_launch(config.trainer, launched_process())
     stop_with_agent()
     asked = config
-    if config.trainer.device != "cpu":
-        # Before the device is looked at: that may initialise CUDA, and torch reads only then how memory is allocated.
-        growing_segments()
     device = _device(config, process)
     if config.snapshot.enabled:
         check_attention_weights(config.snapshot.attention_weights, device.type)
@@ -284,6 +284,9 @@ def pretrain(
         join_process_group(process, device, timeout),
         ExitStack() as held,
     ):
+        if world_size() == 1:
+            # Of several, the launcher says why it ended them.
+            signals.enter_context(ends_untrained(run))
         console = (console or RunConsole(run.metrics)) if rank() == 0 else Console(quiet=True)
         # A network's file system may show this run to some nodes a moment later.
         resume = from_rank_zero(partial(bool, resume))

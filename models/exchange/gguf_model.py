@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from safetensors.torch import save_file
 from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
 from ...files import (
     atomic_path,
+    hold_lock,
     read_json,
     read_sealed_json,
     reason_of,
@@ -169,7 +169,7 @@ def gguf_folder(files: Sequence[Path]) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_suffix(".lock")):
+        with hold_lock(folder.with_suffix(".lock")):
             if not _is_whole(folder):
                 header = _joined([read_header(file) for file in files])
                 with atomic_path(folder) as new:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 
-from ...files import atomic_path, write_json
+from ...files import atomic_path, hold_lock, write_json
 from ...measure.quantised.rounding import rounded
 
 #: Tuning: steps, sequences in each, tokens in each sequence, learning rate of AdamW.
@@ -49,7 +48,7 @@ def variant(source: Source, name: str) -> Path:
     """Return the folder of a variant, made at first use; processes that ask for one at once wait for the first."""
     out = source.folder / f"{source.file.stem}-{name}"
     source.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(out.with_name(f"{out.name}.lock")):
+    with hold_lock(out.with_name(f"{out.name}.lock")):
         if not out.exists():
             with atomic_path(out) as new:
                 _write(source, VARIANTS[name], new, is_birth=name == "twin")

@@ -170,9 +170,9 @@ def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, monkeypatch, ref
         (MemoryError(), "out of memory; give a smaller model, batch or probe"),
         (OSError(36, "File name too long", "x" * 300), f"{'x' * 200}: File name too long"),
         (
-            OSError(errno.ENOLCK, "No locks available"),
-            "No locks available; mount the folder of the run, the study or the cache with locks, or name another "
-            "folder",
+            OSError(errno.EAGAIN, "Resource temporarily unavailable"),
+            "Resource temporarily unavailable; give this user, or the container, more processes and threads "
+            "(ulimit -u, pids.max)",
         ),
         (
             OSError(errno.EAGAIN, "write could not complete"),

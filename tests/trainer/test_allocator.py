@@ -43,6 +43,10 @@ def test_segments_grow_on_gpus_unless_the_environment_says_how_memory_is_allocat
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    growing_segments()
-    found = {name: os.environ[name] for name in names if name in os.environ}
-    assert found == (given or {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+
+    def found():
+        return {name: os.environ[name] for name in names if name in os.environ}
+
+    with growing_segments():
+        assert found() == (given or {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert found() == given

@@ -360,3 +360,5 @@ def test_how_memory_is_allocated_is_said_before_cuda_is_initialised(tiny, tmp_pa
     monkeypatch.setattr(torch.cuda, "_lazy_init", initialise)
     with pytest.raises(InitialisedError, match="expandable_segments:True"):
         pretrain(tiny({"trainer.device": kind}), RunDir(tmp_path / "run"), console=Console(quiet=True))
+    # The caller's later programs do not inherit it.
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ

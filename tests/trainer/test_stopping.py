@@ -180,6 +180,26 @@ def test_a_signal_while_a_run_is_set_up_is_a_stop_too(tiny, tmp_path, monkeypatc
     assert outcome.run.checkpoint(1).is_dir()
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_signal_before_the_first_step_says_that_nothing_was_trained(tiny, tmp_path, resumed, python):
+    """While the run's data is prepared."""
+    config_file(tmp_path / "config.yaml", tiny({"trainer.max_steps": 2}))
+    if resumed:
+        run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    program = """if True:
+        import os, signal, sys
+        from birthmark.launch.cli import main
+        import birthmark.trainer.run as training
+        training.prepare = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(main())
+    """
+    words = ["--resume", "run"] if resumed else ["--config", "config.yaml", "--run_dir", "run"]
+    done = subprocess.run([python, "-c", program, "pretrain", *words], cwd=tmp_path, capture_output=True, text=True)
+    again = "birthmark pretrain --resume run" if resumed else "the same command"
+    line = f"birthmark: stopped by SIGTERM before the first step; nothing was trained; go on with: {again}\n"
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, line)
+
+
 @pytest.mark.heavy
 def test_only_a_second_ctrl_c_after_a_pause_means_at_once():
     stop, before = StopOnSignal(), signal.getsignal(signal.SIGINT)

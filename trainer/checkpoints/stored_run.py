@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NotRequired
 
-from filelock import FileLock
 from typing_extensions import TypedDict
 
 from ...data.cache import fingerprint
@@ -23,6 +22,7 @@ from ...files import (
     atomic_path,
     content_digest,
     delete_folder,
+    hold_lock,
     make_folder,
     parse_json,
     read_json,
@@ -97,7 +97,7 @@ def fetch_run(url: str, into: Path | None = None) -> Path | None:
         cache = user_path(DataConfig.cache_dir)
         into = cache / f"run-{fingerprint(url=url)[:16]}" / (url.rstrip("/").rpartition("/")[2] or "run")
     make_folder(into.parent)
-    with FileLock(into.parent / f".{into.name}.fetching"):
+    with hold_lock(into.parent / f".{into.name}.fetching"):
         _check_same_run(store, into)
         origins = _origins(store, found)
         with RunDir(into).claimed() if goes_on else nullcontext():
@@ -207,7 +207,7 @@ def fetch_checkpoint(folder: Path) -> None:
         return
     origin: _Origin = read_json(folder / ORIGIN, _Origin, _MEND)
     store, step = Store(origin["url"], SILENCE_S, "run", ""), int(folder.name.removeprefix("step-"))
-    with FileLock(folder / ".fetching"):
+    with hold_lock(folder / ".fetching"):
         if (folder / STATE).is_file():
             return
         keys, index = steps_in(found := store.listed()).get(step, []), _index(store, step)

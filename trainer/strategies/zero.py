@@ -17,13 +17,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
-from filelock import FileLock
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from ...errors import UsageError
-from ...files import user_path
+from ...files import hold_lock, user_path
 from ...models.birth import Sharder
 from ...models.decoder import Decoder
 from ...models.experts.routed_mlp import Mixture
@@ -68,7 +67,7 @@ def load_operator(builder: Any) -> None:
     from torch.utils.cpp_extension import _get_build_directory
 
     folder = Path(_get_build_directory(builder.name, False))
-    with FileLock(f"{folder}.birthmark.lock"):
+    with hold_lock(f"{folder}.birthmark.lock"):
         lock = folder / "lock"
         if lock.exists() and _held(lock):
             _say(f"waiting for another process that builds DeepSpeed's {builder.name}; if none does, delete {lock}")
