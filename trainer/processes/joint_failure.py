@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from ...errors import USAGE_STATUS, RunError, UsageError
+from ...files import system_words
 from ...measure.ranks import rank, rank_on_host, world_size
 from .launched_process import LaunchedProcess, start_name
 
@@ -85,13 +86,20 @@ _ALIKE_S = 30.0
 _ANSWER_S = 5
 
 
+def _message_for_all(error: Exception) -> str:
+    """Return the message of a rank's error for the other ranks; a bug keeps the name of its class."""
+    if isinstance(error, (UsageError, RunError)):
+        return str(error)
+    said = system_words(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return f"rank {rank()}: {said}"
+
+
 def raise_on_every_rank(error: Exception | None) -> None:
     """Raise if ``error`` is given on any rank: a rank's own error, else a RunError for the first rank that has one.
     Collective: call on every rank.
     """
     if world_size() > 1:
-        known = isinstance(error, (UsageError, RunError))
-        mine = None if error is None else str(error) if known else f"rank {rank()}: {type(error).__name__}: {error}"
+        mine = None if error is None else _message_for_all(error)
         messages: list[str | None] = [None] * world_size()
         dist.all_gather_object(messages, mine)
         first = next((text for text in messages if text is not None), None)

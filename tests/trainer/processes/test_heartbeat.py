@@ -1,5 +1,6 @@
 """A run that hangs ends within its timeout, and names the process that holds it up, its host and what it was doing."""
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from quiet_runs import config_file
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir
+from birthmark.trainer.processes import joint_failure
 from birthmark.trainer.processes.heartbeat import Fault, Post, RunningClock, find_fault, watched
 from birthmark.trainer.processes.joint_failure import PHASES
 from birthmark.trainer.processes.process_group import collective_timeout
@@ -272,3 +274,16 @@ def test_torch_waits_longer_than_any_phase_may_take(timeout_s):
 def test_an_impossible_limit_is_refused(tiny, timeout_s):
     with pytest.raises(UsageError, match=r"trainer\.timeout_s is"):
         tiny({"trainer.timeout_s": timeout_s})
+
+
+def test_other_ranks_hear_of_a_refusal_by_the_system_without_names_of_classes(monkeypatch):
+    told = []
+    monkeypatch.setattr(joint_failure, "world_size", lambda: 2)
+    monkeypatch.setattr(joint_failure, "rank", lambda: 1)
+    monkeypatch.setattr(joint_failure.dist, "all_gather_object", lambda messages, mine: told.append(mine))
+    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "run/part.safetensors")
+    with pytest.raises(PermissionError):
+        joint_failure.raise_on_every_rank(refused)
+    with pytest.raises(KeyError):
+        joint_failure.raise_on_every_rank(KeyError("w"))
+    assert told == ["rank 1: run/part.safetensors: Permission denied", "rank 1: KeyError: 'w'"]
