@@ -181,7 +181,7 @@ def test_a_signal_while_a_run_is_set_up_is_a_stop_too(tiny, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_signal_before_the_first_step_says_that_nothing_was_trained(tiny, tmp_path, resumed, python):
+def test_a_signal_before_the_first_step_of_a_start_says_how_to_go_on(tiny, tmp_path, resumed, python):
     """While the run's data is prepared."""
     config_file(tmp_path / "config.yaml", tiny({"trainer.max_steps": 2}))
     if resumed:
@@ -196,7 +196,7 @@ def test_a_signal_before_the_first_step_says_that_nothing_was_trained(tiny, tmp_
     words = ["--resume", "run"] if resumed else ["--config", "config.yaml", "--run_dir", "run"]
     done = subprocess.run([python, "-c", program, "pretrain", *words], cwd=tmp_path, capture_output=True, text=True)
     again = "birthmark pretrain --resume run" if resumed else "the same command"
-    line = f"birthmark: stopped by SIGTERM before the first step; nothing was trained; go on with: {again}\n"
+    line = f"birthmark: stopped by SIGTERM before this start's first step; go on with: {again}\n"
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, line)
 
 
