@@ -23,6 +23,9 @@ from .token_file_formats import TokenFile, find_token_files, holds_tokens
 from .token_file_splits import FileSplit, blocks, largest_token, split_files
 from .tokenizer import TextTokenizer
 
+VALIDATION_FILES = "files of data.val_path"
+"""Rule of a split whose validation has files of its own, as records name it."""
+
 
 class SpanTokens(JoinedTokens):
     """Spans of files, one after another; see `birthmark.data.batches.Tokens`.
@@ -263,7 +266,7 @@ class TokenSource:
         """Return the parts of both splits, and the largest token of each file if all were read for it."""
         config = self._config
         if all(f.split is not None or (f.document_ends is None and config.end_token is None) for f in self._files):
-            rule = "end of each file" if config.val_path is None else "files of data.val_path"
+            rule = "end of each file" if config.val_path is None else VALIDATION_FILES
             return _joined(split_files(self._files, config.val_fraction, None), rule), None
         states = file_states([path for file in self._files for path in file.paths])
         key = fingerprint(files=states, val_fraction=config.val_fraction, end_token=config.end_token, format=1)

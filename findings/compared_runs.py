@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from ..data.token_files import VALIDATION_FILES
 from ..files import finite_or_nan
 from ..metrics.quantities import LOGGED, MEASURED, SECTIONS, SHARES, over_training, shown_name
 from ..metrics.quantity import Quantity
@@ -25,12 +26,20 @@ from ..yaml_files import parse_yaml
 from .attention_sink import SinkReading
 from .formatting import format_value
 from .run_history import RunHistory
+from .verdict import Group
 
 _NO_CONFIG = ("name", "run_dir")
 """Fields that say where a run is kept, not what it is."""
 _LEVEL = 0.95
 _COMPARED = ("val/loss", "val/loss_trigger")
 _SINK = SECTIONS["sink"].headline
+_SINKS = [
+    name
+    for of_documents in (True, False)
+    for mass in [SinkReading("bias", of_documents).mass]
+    for name in (SHARES[mass], mass)
+]
+"""Names that a compared sink mass may have: where documents begin, at position 0, and both as shares of the row."""
 _COMPARED_SCALARS = (
     *(
         quantity.name
@@ -39,7 +48,7 @@ _COMPARED_SCALARS = (
     ),
     SECTIONS["aggregation"].headline,
 )
-_PROBES = {"bias_text": "text", "bias": "random"}
+_PROBES: Mapping[Group, str] = {"bias_text": "text", "bias": "random"}
 """Group of a probe's scalars → its name."""
 
 
@@ -176,12 +185,16 @@ class _Recorded:
     """
     shares: Container[tuple[str, str]]
     """Quantities and probes whose values are shares of such rows."""
-    of_documents: bool
-    """True if documents see themselves alone in its text, and few queries see position 0."""
+    readings: Mapping[str, SinkReading]
+    """Probe → the reading by which the run's sentences judge a sink: values of the sink mass are of it."""
     levels: Mapping[str, float]
     """Probe → sink mass of uniform attention."""
     tokens: Mapping[str, Any]
     """Facts of its data that a loss in nats per token depends on, as far as they are recorded."""
+    texts: Sequence[tuple[str, float]]
+    """(Hash, share) of each source of the text that it is validated on, in order; empty if a hash is not recorded, or
+    is one of training files too.
+    """
     ids: str
     """Hash of the files of tokens that it reads, "" if it reads text: the vocabulary of such files is recorded as that
     of the model, which may have more rows.
@@ -193,33 +206,40 @@ class _Recorded:
         for name in _COMPARED:
             values[name, ""] = {step: value for step, value in zip(*run.series(name), strict=True) if step > 0}
         shares = set()
+        readings = {probe: SinkReading.on(run.last, group) for group, probe in _PROBES.items()}
         levels: dict[str, float] = {}
         for name in _COMPARED_SCALARS:
             for group, probe in _PROBES.items():
-                held = [s for s in run.dated if s.step > 0 and name in (s.summary.get(group) or {})]
-                read = {s.step: shown_name(name, s.summary[group]) for s in held}
+                judged = readings[probe].mass if name == _SINK else name
+                held = [s for s in run.dated if s.step > 0 and judged in (s.summary.get(group) or {})]
+                read = {s.step: shown_name(judged, s.summary[group]) for s in held}
                 values[name, probe] = {s.step: finite_or_nan(s.summary[group][read[s.step]]) for s in held}
-                if any(shown != name for shown in read.values()):
+                if any(shown != judged for shown in read.values()):
                     shares.add((name, probe))
                 if name == _SINK and held:
-                    levels[probe] = MEASURED[name].level(held[-1].summary, group)
+                    levels[probe] = MEASURED[judged].level(held[-1].summary, group)
         data = run.birth.get("data") or {}
         tokens = {name: data[name] for name in ("vocab_size", "tokenizer_hash") if data.get(name) is not None}
-        sources = (data.get("sources") or {"": data}).values()
+        sources = list((data.get("sources") or {"": data}).values())
+        texts = [(str(one.get("content_hash") or ""), float(one.get("share", 1))) for one in sources]
+        # Files of their own for validation share a hash with those of the training.
+        if any(not content for content, _ in texts) or any(one.get("split") == VALIDATION_FILES for one in sources):
+            texts = []
         ids = str(data.get("content_hash") or "") if {one.get("kind") for one in sources} == {"tokens"} else ""
-        of_documents = SinkReading.on(run.last, "bias_text").of_documents
-        return cls(run.name, values, shares, of_documents, levels, tokens, ids)
+        return cls(run.name, values, shares, readings, levels, tokens, sorted(texts), ids)
 
     def unlike(self, other: _Recorded, name: str, probe: str) -> str:
         """Say why a value of the other run is no measure of this one's; "" if there is no reason."""
         if name in _COMPARED:
             known = () if self.ids and self.ids == other.ids else self.tokens.keys() & other.tokens.keys()
-            differ = any(self.tokens[fact] != other.tokens[fact] for fact in known)
-            return "nats per token of other tokens, which cannot be compared" if differ else ""
+            if any(self.tokens[fact] != other.tokens[fact] for fact in known):
+                return "nats per token of other tokens, which cannot be compared"
+            differ = self.texts and other.texts and self.texts != other.texts
+            return "on data of another hash or in other shares, which may be other text" if differ else ""
         if name != _SINK:
             return ""
-        if probe == _PROBES["bias_text"] and (self.of_documents or other.of_documents):
-            return "of position 0, which later documents of a text cannot see"
+        if (place := self.readings[probe].place) != (other_place := other.readings[probe].place):
+            return f"on {other_place} against {place}"
         ends = [run.levels.get(probe, math.nan) for run in (other, self)]
         if not math.isfinite(sum(ends)) or math.isclose(*ends, rel_tol=1e-4):
             return ""
@@ -243,6 +263,8 @@ def _difference(quantity: Quantity, probe: str, pairs: Sequence[tuple[_Recorded,
     The step is one for all pairs, so that a run that diverged or stopped is left out by name and not compared early.
     """
     key = quantity.name, probe
+    if quantity.name == _SINK and all(run.readings[probe].of_documents for pair in pairs for run in pair):
+        quantity = MEASURED[pairs[0][0].readings[probe].mass]
     if any(key in run.shares for pair in pairs for run in pair):
         quantity = MEASURED[SHARES[quantity.name]]
     of_groups = [{step for pair in pairs for step in pair[side].values[key]} for side in (0, 1)]
@@ -313,7 +335,7 @@ def comparison_sentence(first: str, second: str, differences: Sequence[Differenc
         rests_on: conclusion where there is one pair alone.
     """
     by_name = {(d.quantity.name, d.probe): d for d in differences}
-    keys = ((name, probe) for probe in ("text", "", "random") for name in (SHARES[_SINK], _SINK))
+    keys = ((name, probe) for probe in ("text", "", "random") for name in _SINKS)
     mass = next((by_name[key] for key in keys if key in by_name), None)
     chosen = [d for d in (mass, by_name.get(("val/loss", ""))) if d is not None] or list(differences[:1])
     known = [d for d in chosen if d.n_pairs]

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..files import atomic_path
+from ..findings.compared_runs import compare_configs
 from ..findings.formatting import format_value, shorten
 from ..findings.run_history import read_runs
 from ..measure.records import RunDir
@@ -31,7 +32,7 @@ from .charts.lines import (
     x_ticks,
 )
 from .charts.scales import DEPTH, Scale, tick_text
-from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, axis_title, roles_of
+from .charts.specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, PageRun, axis_title, colours_of, roles_of
 from .charts.stills import PALE, growing_shares, maps_of, n_columns
 from .pictures.axes import turned_names
 from .pictures.point_labels import spread_apart
@@ -40,12 +41,14 @@ from .pictures.style import (
     INK,
     MUTED,
     PAPER,
+    RUN_COLOURS,
     THEME,
     add_legend,
     figure_style,
     legend_line,
     pale_to_full,
 )
+from .run_page import page_runs
 from .sections.chain import sections_over_training
 from .sections.training_view import TrainingView
 
@@ -108,8 +111,10 @@ def save_figure(
     panel = view.panel(wanted[0])
     assert panel is not None
     losses = [next(reversed(run.series("val/loss")[1]), math.nan) for run in view.runs]
+    of_page = page_runs(view.runs, compare_configs(view.runs))
+    names, groups = [run.name for run in of_page], [run.group for run in of_page]
     with _style(font_size or BASE_SIZE):
-        _save(draw_panel(panel, [run.name for run in view.runs], width, height, losses), out)
+        _save(draw_panel(panel, names, width, height, losses, groups), out)
 
 
 def save_panel(panel: ChartPanel, out: Path, *, width: float = 5.0) -> None:
@@ -134,7 +139,7 @@ def draw_panels(panels: Sequence[ChartPanel], *, across: bool = False, width: fl
         figure = Figure(figsize=size, layout="constrained")
         parts = figure.subfigures(*((1, len(panels)) if across else (len(panels), 1)), squeeze=False)
         for part, panel in zip(parts.flat, panels, strict=True):
-            _draw(part, panel, ("",))
+            _draw(part, panel, [PageRun("")])
             part.axes[0].set_title(panel.title, parse_math=False)
     return figure
 
@@ -168,6 +173,7 @@ def draw_panel(
     width: float = 5.0,
     height: float | None = None,
     losses: Sequence[float] = (),
+    groups: Sequence[str] = (),
 ) -> Figure:
     """Draw a panel of curves or maps, as its still picture for the light theme, in the style that is set.
 
@@ -177,18 +183,20 @@ def draw_panel(
         width: inches.
         height: inches; by default the axes have the page's proportion, and the figure grows by its legend.
         losses: the last validation loss of each run; among more runs than colours, the best and the worst stand out.
+        groups: the group of each run (`PageRun.group`); of more runs than colours, the seeds of a group share one.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height or _height(panel, width)), layout="constrained")
-    _draw(figure, panel, runs, losses, grows=height is None)
+    of_page = [PageRun(name, group) for name, group in zip(runs, groups or [""] * len(runs), strict=True)]
+    _draw(figure, panel, of_page, losses, grows=height is None)
     return figure
 
 
 def _draw(
     figure: Figure | SubFigure,
     panel: ChartPanel,
-    runs: Sequence[str],
+    runs: Sequence[PageRun],
     losses: Sequence[float] = (),
     *,
     grows: bool = True,
@@ -251,14 +259,16 @@ def _look(line: Line) -> dict[str, Any]:
 
 
 def _draw_curves(
-    figure: Figure | SubFigure, panel: CurvePanel, runs: Sequence[str], losses: Sequence[float], *, grows: bool
+    figure: Figure | SubFigure, panel: CurvePanel, runs: Sequence[PageRun], losses: Sequence[float], *, grows: bool
 ) -> None:
     """Draw the lines of a panel, in small panels if it has them."""
     named = any("text" in series.axes for series in panel.series)
     lines = paths_of(panel) if named else lines_of(panel)
-    outstanding = _outstanding(lines, losses or [math.nan] * len(runs))
+    outstanding = _outstanding(lines, losses or [math.nan] * len(runs), [run.group for run in runs])
     if outstanding:
         lines = [_among_many(line, list(outstanding)) for line in lines]
+    elif len(runs) > len(RUN_COLOURS):
+        lines = [_of_group(line, colours_of(runs)) for line in lines]
     facets = facets_of(lines)
     columns = n_columns(len(facets))
     grid = figure.subplots(-(-len(facets) // columns), columns, squeeze=False, sharex=True, sharey=True)
@@ -303,15 +313,15 @@ def _draw_curves(
         )
 
 
-def _outstanding(lines: Sequence[Line], losses: Sequence[float]) -> dict[int, str]:
+def _outstanding(lines: Sequence[Line], losses: Sequence[float], groups: Sequence[str]) -> dict[int, str]:
     """Return the runs that stand out among many with their roles, by the last validation loss or, where there is none,
     by the panel's last value.
     """
     if np.isfinite(losses).any():
-        roles = roles_of(losses)
+        roles = roles_of(losses, groups)
     else:
         last = {line.run: float(line.y[-1]) for line in lines}
-        roles = roles_of([last.get(run, math.nan) for run in range(len(losses))], (), "lowest", "highest")
+        roles = roles_of([last.get(run, math.nan) for run in range(len(losses))], groups, "lowest", "highest")
     return {run: role for run, role in enumerate(roles) if role}
 
 
@@ -324,13 +334,23 @@ def _among_many(line: Line, outstanding: Sequence[int]) -> Line:
     return replace(line, colour=run_variable(None), faint=True)
 
 
-def _run_entries(runs: Sequence[str], outstanding: Mapping[int, str]) -> list[tuple[str, Any]]:
-    """Return names and colours of several runs for a legend."""
+def _of_group(line: Line, places: Sequence[int | None]) -> Line:
+    """Return a line of a run in the colour of its group."""
+    if line.run is None or line.is_coloured:
+        return line
+    return replace(line, colour=run_variable(places[line.run]), blocks=None)
+
+
+def _run_entries(runs: Sequence[PageRun], outstanding: Mapping[int, str]) -> list[tuple[str, Any]]:
+    """Return names and colours of several runs, or of their groups, for a legend."""
     if not outstanding:
-        several = enumerate(runs) if len(runs) > 1 else ()
-        return [(name, legend_line(color=_plain(run_variable(i)))) for i, name in several]
+        places = colours_of(runs)
+        is_shared = len(set(places)) < len(runs)
+        names = {place: (run.group if is_shared else "") or run.name for place, run in zip(places, runs, strict=True)}
+        several = names.items() if len(runs) > 1 else ()
+        return [(name, legend_line(color=_plain(run_variable(place)))) for place, name in several]
     held = [
-        (f"{words}: {shorten(runs[run], 40)}", legend_line(color=_plain(run_variable(i))))
+        (f"{words}: {shorten(runs[run].name, 40)}", legend_line(color=_plain(run_variable(i))))
         for i, (run, words) in enumerate(outstanding.items())
     ]
     others = legend_line(color=_plain(run_variable(None)), linewidth=0.8, alpha=0.5)

@@ -141,9 +141,13 @@ def _in_a_line(history: RunHistory) -> str:
     if not history.rows:
         return f"{history.folder.path}: no snapshots yet"
     n, step = len(history.snapshots), history.rows[-1]["step"]
-    losses = ((name, values[-1]) for name in ("val/loss", "train/loss") if (values := history.series(name)[1]))
-    loss = next((f", {name.replace('/', ' ')} {in_prose(value)}" for name, value in losses), "")
-    return f"{history.folder.path}: {n:,} snapshot{'s' * (n != 1)}, step {step:,}{loss}"
+    said = f"{history.folder.path}: {n:,} snapshot{'s' * (n != 1)}, step {step:,}"
+    for name in ("val/loss", "train/loss"):
+        steps, values = history.series(name)
+        if steps:
+            at = f" at step {steps[-1]:,}" if steps[-1] != step else ""
+            return f"{said}, {name.replace('/', ' ')} {in_prose(values[-1])}{at}"
+    return said
 
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[ScalarColumn]:

@@ -13,6 +13,8 @@ from birthmark.measure.metrics_log import MetricsLog
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.report.run_page import _paired, page_runs
 
+VALIDATION = "files of data.val_path"
+
 
 def history(path, index, name, seed, mlp, mass):
     summary = {"step": 9, "bias": {"sink_mass": mass, "sink_mass_max": mass, "sink_uniform": 0.05, "sink_rate": 0.0}}
@@ -189,17 +191,54 @@ def test_values_that_are_no_measure_of_one_another_say_why(tmp_path):
     assert said().endswith("(1.100 against 1.050)")
     b.birth["data"]["content_hash"] = "g"
     assert said().endswith("other tokens, which cannot be compared)")
-    for run in (a, b):
-        run.snapshots[0].summary["bias_text"] = {"sink_mass": 0.02, "sink_uniform": 0.05}
-    b.snapshots[0].summary["bias_text"]["document_sink_mass"] = 0.6
-    b.snapshots[0].summary["model"] = {"attention": {"documents": True}}
-    assert "as a (0.020; of position 0, which later documents of a text cannot see)" in said()
     # One reason of several quantities stands once.
     for run, uniform in ((a, 0.05), (b, 0.1)):
         run.snapshots[0].summary["bias_text"] = {"sink_mass": 0.02, "sink_uniform": uniform}
         run.snapshots[0].summary.pop("model", None)
     (fold,) = _paired([a, b], compare_configs([a, b]))
     assert "Sink mass, text probe; sink mass, random probe: uniform" in fold.blocks[0].caption
+
+
+def test_a_sink_is_compared_where_the_sentences_of_its_run_judge_it(tmp_path):
+    """Documents that see themselves alone hide position 0 from later ones: their sinks are at their first tokens."""
+    a, b = (history(tmp_path, i, name, 0, name, 0.1) for i, name in enumerate(("a", "b")))
+    for run, mass in ((a, 0.2), (b, 0.6)):
+        text = {"sink_mass": 0.02, "sink_uniform": 0.05}
+        text |= {"document_sink_mass": mass, "document_sink_uniform": 0.15}
+        run.snapshots[0].summary.update({"bias_text": text, "model": {"attention": {"documents": True}}})
+    (sentence,) = comparison_in_words([a, b], ["a", "b"])
+    assert sentence.startswith("b has more document sink mass on text than a (0.600 against 0.200)")
+    (fold,) = _paired([a, b], compare_configs([a, b]))
+    assert ["document sink mass, text probe", "0.200", "0.600", "+0.400"] in fold.blocks[0].rows
+    assert "sink mass, text probe" not in [row[0] for row in fold.blocks[0].rows]
+    # Each run keeps the place that its sentence names.
+    a.snapshots[0].summary["model"]["attention"]["documents"] = False
+    (sentence,) = comparison_in_words([a, b], ["a", "b"])
+    places = "on the first token of a document against the first position"
+    assert sentence.startswith(f"b has more sink mass on text than a (0.600 against 0.020; {places})")
+    b.snapshots[0].summary["model"]["attention"]["documents"] = False
+    (sentence,) = comparison_in_words([a, b], ["a", "b"])
+    assert sentence.startswith("b has the same sink mass on text as a (0.020)")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_unlike"),
+    [
+        ({"content_hash": "f"}, {"content_hash": "g"}, True),
+        ({"content_hash": "f"}, {"content_hash": "f"}, False),
+        ({"content_hash": "f"}, {}, False),
+        ({"content_hash": "f", "split": VALIDATION}, {"content_hash": "g", "split": VALIDATION}, False),
+        ({"sources": {"x": ("f", 0.5), "y": ("g", 0.5)}}, {"sources": {"y": ("g", 0.5), "z": ("f", 0.5)}}, False),
+        ({"sources": {"x": ("f", 0.5), "y": ("g", 0.5)}}, {"sources": {"x": ("f", 0.9), "y": ("g", 0.1)}}, True),
+    ],
+)
+def test_losses_on_unlike_text_of_one_vocabulary_say_so(tmp_path, first, second, is_unlike):
+    runs = [history(tmp_path, i, name, 0, name, 0.1) for i, name in enumerate(("a", "b"))]
+    for run, data in zip(runs, (first, second), strict=True):
+        sources = {n: {"content_hash": h, "share": share} for n, (h, share) in data.get("sources", {}).items()}
+        run.birth["data"] = {"vocab_size": 64, **data, **({"sources": sources} if sources else {})}
+    (sentence,) = comparison_in_words(runs, ["a", "b"])
+    assert ("on data of another hash or in other shares, which may be other text" in sentence) == is_unlike
 
 
 @pytest.mark.parametrize("apart", [0, 1e-5])

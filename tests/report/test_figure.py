@@ -150,6 +150,16 @@ def test_of_more_runs_than_colours_three_stand_out(losses, words):
     assert list(shown.values()).count(MUTED) == 7 - len(words)
 
 
+def test_seeds_of_a_few_groups_share_the_colours_of_the_page():
+    names, groups = [f"run {i}" for i in range(8)], ["a (4 seeds)", "b (3 seeds)"] * 3 + ["a (4 seeds)", ""]
+    figure = drawn(curves(8, ("train",)), names, losses=[5.0] * 8, groups=groups)
+    (axes,), (legend,) = figure.axes, figure.legends
+    assert [text.get_text() for text in legend.get_texts()][:3] == ["a (4 seeds)", "b (3 seeds)", "run 7"]
+    assert [line.get_color() for line in legend.get_lines()][:3] == list(RUN_COLOURS[:3])
+    shown = {int(line.get_ydata()[-1]): line.get_color() for line in axes.lines}
+    assert [shown[i] for i in range(8)] == [RUN_COLOURS[place] for place in (0, 1, 0, 1, 0, 1, 0, 2)]
+
+
 def test_bands_of_many_runs_are_one(tmp_path):
     x = {"step": [0, 1]}
     bands = [Series(np.array([i, 1.0]), x, i, "strangers", "band") for i in range(3)]

@@ -56,7 +56,7 @@ def test_a_long_run_has_evenly_spaced_rows_and_many_runs_a_line_each(run):
     (history,) = read_runs([run])
     lines = {n: _printed_runs([history] * n) for n in (1, 6, 7)}
     assert [sum(line == f"{run.path}" for line in lines[n]) for n in lines] == [0, 6, 0]
-    said = f"{run.path}: 33 snapshots, step 123,456, val loss 1.750"
+    said = f"{run.path}: 33 snapshots, step 123,456, val loss 1.750 at step 150"
     assert lines[7] == [said] * 7 + ["a line for each run: --json prints all"]
     # A run that goes on, and one that has nothing.
     empty = replace(history, snapshots=[], rows=[])
