@@ -93,7 +93,9 @@ class LivePage:
                 self.problem = f"not up to date: {one_line(error)}"
 
     def _look(self) -> tuple[str, str]:
-        """Return digests of the snapshots, and of the progress of the logs."""
+        """Return digests of the snapshots, and of the progress of the logs; UsageError if a run is gone."""
+        for run in self.runs:
+            RunDir.open_measured(run.path)
         snapshots = [folder for run in self.runs for folder in run.snapshot_folders()]
         return _digest(snapshots), _digest([run.metrics for run in self.runs])
 

@@ -68,6 +68,11 @@ def test_a_run_being_written_is_read_as_far_as_it_is_there(live, make_snapshot):
     assert "birth" in ask(address)  # the page before it
     shutil.rmtree(damaged)
     assert state(address)["problem"] == ""
+    away = run.path.rename(run.path.with_name("away"))  # deleted, and started anew
+    assert f"{run.path}: not a run" in state(address)["problem"]
+    assert "birth" in ask(address)
+    away.rename(run.path)
+    assert state(address)["problem"] == ""
     make_snapshot(9, np.random.default_rng(1), only=FEW).write(run.snapshot(9))
     after = state(address)
     assert after["version"] != before["version"]
