@@ -34,9 +34,11 @@ pretrain: setup  ## train the demo model, a few minutes on two cores, into runs/
 	exec $(BIN)/birthmark pretrain --config configs/demo.yaml --run_dir "$$run"
 
 # Files of tests run side by side, each on one core: within a file, tests share what they train. One more than there are
-# cores (up to four) uses the time in which others wait for processes that they have started.
+# cores (up to four) uses the time in which others wait for processes that they have started. A process that a test ends
+# ends the run: xdist, in place of it, starts another and may then wait for ever.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --max-worker-restart 0
 test: setup  ## run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadfile --no-loadscope-reorder
 
 # Triton, 1 GB, lies by itself: in .venv every process that compiles would load it. It decides as it is imported whether it
 # interprets, so these tests run apart from the others.
@@ -47,14 +49,14 @@ $(TRITON)/.installed: constraints.txt | $(VENV)/.installed
 	touch $@
 
 kernels: setup $(TRITON)/.installed  ## run the kernels of GPUs on a CPU, in Triton's interpreter
-	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR)/$(TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m interpreter \
+	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR)/$(TRITON) $(PYTEST) -n 2 --dist worksteal -m interpreter \
 		tests/metrics tests/models tests/trainer/test_optimizers.py tests/benchmarks/test_eigenvalues_kernel.py
 
 # Types of the whole package: mypy's cache keeps what did not change. Tests that train, start processes or are marked heavy are left out.
 quick: setup  ## lint, types and the tests that train nothing, under 2 minutes on two cores
 	@start=$$(date +%s); trap 'echo "make quick took $$(($$(date +%s) - start)) s"' EXIT; set -e; \
 	$(BIN)/ruff check .; $(BIN)/ruff format --check .; $(MAKE) --no-print-directory types; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not training and not heavy'
+	$(PYTEST) -q -n 2 --dist worksteal -m 'not slow and not training and not heavy'
 
 # Damaged inputs and killed runs: make torture CASES=5000 KILLS=200 SEED=7, or MINUTES=30 in equal shares. The same seed
 # shows a failure again. PART=1/2 and PART=2/2 run side by side; OUT=FILE keeps notes, from which it goes on.

@@ -24,7 +24,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def units(monkeypatch):
-    """``units(yes)``: CPUs with units for bf16, or without."""
+    """``units(yes)``: CPUs with units for bf16, or without. For decisions alone: a run would load kernels of C, and
+    instructions that a processor lacks end the process.
+    """
 
     def have(yes):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: yes)
@@ -111,13 +113,13 @@ def test_a_run_says_why_kernels_in_triton_do_not_run(gpu, monkeypatch):
     assert missing() == "Triton needs a C compiler (gcc), apt install gcc"
 
 
-def test_a_run_records_what_it_decided_and_keeps_it_elsewhere(tiny, units, tmp_path):
+def test_a_run_records_what_it_decided_and_keeps_it_elsewhere(tiny, monkeypatch, tmp_path):
     config = tiny({"trainer.precision": "auto", "trainer.max_steps": 2, "snapshot.enabled": False})
-    units(True)
+    monkeypatch.setattr(numerics, "fast_in_bf16", lambda device: True)
     run = pretrain(config, RunDir(tmp_path / "run"), console=Console(quiet=True)).run
     assert yaml.safe_load(run.config.read_text())["trainer"]["precision"] == "bf16"
     assert config_differences(config, run) == {}
-    units(False)
+    monkeypatch.setattr(numerics, "fast_in_bf16", lambda device: False)
     longer = replace(config, trainer=replace(config.trainer, max_steps=4))
     with (tmp_path / "said.txt").open("w") as said:
         pretrain(longer, run, resume=True, console=Console(file=said))
