@@ -12,12 +12,14 @@ from birthmark.launch.cli import main
 from birthmark.measure.metrics_log import read_metrics
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.causality import check_causal
+from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.exchange.conversion import config_from_json
 from birthmark.models.exchange.conversion import family_of as written_as
 from birthmark.models.init import parameter_roles
 from birthmark.models.parameter_shapes import parameter_shapes
+from birthmark.models.user_classes import name_user_code
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.saved_config import write_config
@@ -119,6 +121,39 @@ class Narrowed(Softmax):
         weighted = super().forward(*given)
         weighted.o_BHTK = weighted.o_BHTK[..., :1]
         return weighted
+
+
+class OverAllKeys(Similarity):
+    def phi(self, scores):
+        return scores.softmax(-1)
+
+
+class LessTheMean(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return o_BHTK - o_BHTK.mean(2, keepdim=True)
+
+
+class LessTheMeanSoFar(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return o_BHTK - o_BHTK.cumsum(2) / torch.arange(1, o_BHTK.shape[2] + 1)[:, None]
+
+
+class LessTheMeanValue(PlainAggregation):
+    def forward(self, weighted, v_BHSK):
+        return weighted.o_BHTK - v_BHSK.mean(2, keepdim=True)
+
+
+class LessTheBatch(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return o_BHTK - o_BHTK.mean(0)
+
+
+class Reversed(Scaled):
+    def distributions(self, init):
+        return {"gain": Constant(0.0)}
+
+    def forward(self, weighted, v_BHSK):
+        return weighted.o_BHTK + self.gain[:, None, None] * weighted.o_BHTK.flip(2)
 
 
 class Numbered(Scaled):
@@ -233,9 +268,44 @@ def test_a_part_that_gives_another_shape_is_refused(part, words, here):
     assert str(refused.value).startswith(f"model.attention.{part} my_arms:{words}")
 
 
-def test_a_run_ends_before_its_data_are_prepared(here, tiny):
-    config = tiny({"model.attention.gate": "my_arms:Broken", "data.path": ".", "data.cache_dir": "cache"})
-    with pytest.raises(UsageError, match="cannot be made"):
+LATER, OTHER = "its output at a position changes with a later one", "its output for a sequence changes with another one"
+#: Parts that read what they may not, and at first sight similar ones.
+LOOKING = {
+    "normalised over all keys": ({"normaliser": "my_arms:OverAllKeys"}, LATER),
+    "the mean of all outputs": ({"gate": "my_arms:LessTheMean"}, LATER),
+    "of all values, in one block": ({"aggregation": "my_arms:LessTheMeanValue", "aggregation_blocks": [1]}, LATER),
+    "behind a prefix": ({"gate": "my_arms:LessTheMean", "prefix": 4}, LATER),
+    "once it has trained": ({"aggregation": "my_arms:Reversed"}, LATER),
+    "other sequences": ({"gate": "my_arms:LessTheBatch"}, OTHER),
+    "the mean so far": ({"gate": "my_arms:LessTheMeanSoFar"}, None),
+    "each score": ({"normaliser": "my_arms:SquaredRelu", "prefix": 4}, None),
+    "with moments": (
+        {
+            "gate": "my_arms:Halved",
+            "aggregation": "calibrated",
+            "calibration": CalibrationConfig(correlation="estimated"),
+        },
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("attention", "words"), LOOKING.values(), ids=list(LOOKING))
+def test_a_part_that_reads_later_tokens_or_other_sequences_is_refused(attention, words, here):
+    part, name = next(iter(attention.items()))
+    name_user_code(name)
+    if words is None:
+        check_causal(model(**attention))
+        return
+    with pytest.raises(UsageError) as refused:
+        check_causal(model(**attention))
+    assert str(refused.value).startswith(f"model.attention.{part} {name}: {words}")
+
+
+@pytest.mark.parametrize(("gate", "words"), [("Broken", "cannot be made"), ("LessTheMean", "read no position after")])
+def test_a_run_ends_before_its_data_are_prepared(gate, words, here, tiny):
+    config = tiny({"model.attention.gate": f"my_arms:{gate}", "data.path": ".", "data.cache_dir": "cache"})
+    with pytest.raises(UsageError, match=words):
         pretrain(config, RunDir(here / "run"), console=Console(quiet=True))
     assert not (here / "run").exists()
     assert not (here / "cache").exists()
