@@ -20,12 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 
 from .errors import RunError, UsageError
+from .messages import one_line
 from .schema import SchemaError, checked
-from .urls import hide_credentials
 
 #: Reasons why a device takes no more bytes, with the mend.
 _NO_ROOM = {
@@ -49,46 +48,6 @@ def write_failure(path: Path, error: Exception) -> Exception:
             f"{path}: not written whole ({one_line(said)} bytes): the device is full, or a limit is reached"
         )
     return RunError(f"{path}: {_NO_ROOM[number]}") if number in _NO_ROOM else error
-
-
-def system_words(error: OSError) -> str:
-    """Return the reason of a refusal by the system in one line, with the file that it names, if any."""
-    said = error.strerror or one_line(error)
-    return said if error.filename is None else f"{one_line(error.filename)}: {said}"
-
-
-# ── locks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-#: Reasons why a file system has no locks.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
-
-
-@contextmanager
-def hold_lock(path: Path | str, timeout: float = -1) -> Iterator[None]:
-    """Hold the lock file ``path``, which ends with its process, within the context.
-
-    Args:
-        path: the lock file, in a folder that exists.
-        timeout: seconds to wait for another process that holds it; by default without end.
-
-    Raises:
-        RunError: the file system has no locks.
-        filelock.Timeout: another process held it for all of ``timeout``.
-    """
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=timeout)
-    except OSError as error:
-        # The system's refusal names no file.
-        if error.errno not in _NO_LOCKS:
-            raise
-        raise RunError(
-            f"{path}: cannot be locked ({error.strerror}); mount its file system with locks, or name another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 # ── what outlasts a crash ────────────────────────────────────────────────────────────────────────────────────────────
@@ -602,49 +561,3 @@ def _refuse_nul(path: str | Path) -> None:
     """Raise UsageError for a path that no system can open."""
     if "\0" in str(path):
         raise UsageError(f"{one_line(path)}: a path cannot hold a NUL character; give another one")
-
-
-def one_line(text: object, limit: int = 200) -> str:
-    """Return a text of unknown origin as one line for a message: its first characters, without the credentials of
-    URLs, and with unprintable ones escaped.
-    """
-    # Before the cut, which could leave half of a password without the @ behind it.
-    bare = hide_credentials(str(text))
-    return printable(" ".join(bare.split())[:limit])
-
-
-def printable(text: object, kept: str = "\n") -> str:
-    """Escape all characters that do not print, but for those ``kept``, so that two names that look alike are alike."""
-    text = str(text)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in kept else _escaped(c) for c in text)
-
-
-def for_terminal(text: object, kept: str = "\n") -> str:
-    """Escape all characters that a terminal obeys, but for those ``kept``: whatever holds a stranger's text goes
-    through this on its way to one. Spaces, joiners and soft hyphens belong to the orthography of languages.
-    """
-    return _OBEYED.sub(lambda found: found[0] if found[0] in kept else _escaped(found[0]), str(text))
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
-
-
-#: Control characters, but for the return of a line that ends; breaks of lines, changes of direction, half characters.
-_OBEYED = re.compile("\r(?!\n)|[\x00-\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-#: Prefixes that libraries put before their sentence, however deep: "Couldn't deserialize thrift: TProtocolException:
-#: …".
-_CLASS_NAMES = re.compile(r"\b[A-Za-z_.]{1,100}(?:Error|Exception|Warning|Interrupt)\b(?::\s*)?")
-
-#: Characters of a library's message in which names of classes are looked for.
-_LONGEST_REASON = 4096
-
-
-def reason_of(error: BaseException, otherwise: str = "its library says no more") -> str:
-    """Return the message of a library's error in one line, without names of classes; ``otherwise`` if it is empty."""
-    said = hide_credentials(str(error))[:_LONGEST_REASON]
-    return one_line(_CLASS_NAMES.sub("", said)) or otherwise

@@ -15,7 +15,8 @@ from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.resolver import BaseResolver
 
 from .errors import UsageError
-from .files import MOST_NESTED, one_line, read_text
+from .files import MOST_NESTED, read_text
+from .messages import one_line
 
 #: Bytes of the largest file, and the most values that it may have with its aliases expanded.
 MOST_BYTES, MOST_VALUES = 1 << 18, 1 << 16

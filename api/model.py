@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from ..data.tokenizer import TextTokenizer
 from ..errors import UsageError
-from ..files import one_line
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
 from ..measure.hf.hf_model import WEIGHT_DTYPES
 from ..measure.user_metrics import MetricLike
+from ..messages import one_line
 from ..models.exchange.gguf_header import kinds_in_words
 from ..models.user_classes import name_user_code
 from ..schema import mistyped, quoted

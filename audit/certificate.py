@@ -23,8 +23,9 @@ from typing_extensions import TypedDict
 
 from ..data.config import HOW_READ
 from ..errors import RunError, UsageError
-from ..files import atomic_path, content_digest, one_line, read_json, read_sealed_json, write_sealed_json
+from ..files import atomic_path, content_digest, read_json, read_sealed_json, write_sealed_json
 from ..measure.records import RunDir
+from ..messages import one_line
 from ..models.birth import Digest, certificate_of
 from ..models.by_block import BlockWeights
 from ..models.config import ModelConfig

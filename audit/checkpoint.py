@@ -15,18 +15,10 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from ..errors import RunError, UsageError
-from ..files import (
-    TEXT_BYTES,
-    check_file,
-    content_digest,
-    file_sha256,
-    one_line,
-    read_json,
-    read_text,
-    user_path,
-)
+from ..files import TEXT_BYTES, check_file, content_digest, file_sha256, read_json, read_text, user_path
 from ..findings.formatting import in_few_words, steps_near
 from ..measure.records import RunDir, is_step
+from ..messages import one_line
 from ..models.exchange.gguf_model import gguf_files, gguf_folder, gguf_tensors
 from ..models.exchange.hub import downloaded
 from ..models.exchange.weight_files import INDEX

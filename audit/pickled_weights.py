@@ -25,7 +25,8 @@ from torch import Tensor
 
 from ..child_python import python_command, python_environment
 from ..errors import RunError
-from ..files import check_file, one_line
+from ..files import check_file
+from ..messages import one_line
 from .weight_samples import Sampled, sample
 from .weights import Entry, HeldWeights
 

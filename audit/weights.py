@@ -19,7 +19,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..errors import RunError
-from ..files import LONGEST_HEADER, check_file, one_line, parse_json, path_below, read_json
+from ..files import LONGEST_HEADER, check_file, parse_json, path_below, read_json
+from ..messages import one_line
 from ..models.exchange.gguf_model import open_weights
 from ..models.exchange.pretrained import WeightIndex
 from ..models.exchange.weight_files import INDEX

@@ -18,9 +18,9 @@ from types import FrameType
 import lightning as L
 
 from ..child_python import stop_signals
-from ..files import for_terminal
 from ..measure.ranks import begin_max_over_ranks, world_size
 from ..measure.records import RunDir
+from ..messages import for_terminal
 from .milestones import StepCallback
 
 # SLURM is asked to send SIGUSR1 before a job's time is over.

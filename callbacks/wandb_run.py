@@ -20,11 +20,12 @@ from lightning.pytorch.loggers import WandbLogger
 from typing_extensions import TypedDict
 
 from ..errors import RunError, UsageError
-from ..files import one_line, read_json, write_json
+from ..files import read_json, write_json
 from ..findings.chain_links import peaks_by_block
 from ..findings.run_history import PROBES, arrays_of, measured_probes
 from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot
+from ..messages import one_line
 from ..metrics.quantities import by_block, shown_name
 from ..metrics.quantity import AXES
 from ..report.pictures.panels import evenly_spaced

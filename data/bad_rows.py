@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
-from ..files import one_line, reason_of
+from ..messages import one_line, reason_of
 from .cache import Meta, build_once, facts_of_files, file_states, fingerprint, takes_files
 from .suffixes import corpus_suffix
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from ..files import hold_lock
+from ..locks import hold_lock
 from .cache import explained
 
 #: Places of a set, at least. Sets fill unevenly: a corpus of three quarters of all places, read in order again and

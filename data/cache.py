@@ -23,12 +23,12 @@ from ..files import (
     check_no_holes,
     content_digest,
     file_sha256,
-    hold_lock,
     path_below,
     read_json,
     strict,
     write_failure,
 )
+from ..locks import hold_lock
 from ..schema import Count, Sha256
 
 META = "meta.json"

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ..errors import RunError, UsageError
-from ..files import for_terminal, one_line, path_below, reason_of
+from ..files import path_below
+from ..messages import for_terminal, one_line, reason_of
 from ..urls import VARIABLE, credentials_of, hide_credentials, keep_credentials, with_credentials
 from .suffixes import files_beside
 

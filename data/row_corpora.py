@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import override
 
 from ..errors import RunError, UsageError
-from ..files import reason_of
+from ..messages import reason_of
 from ..schema import Sha256
 from .bad_rows import MEND, bad_rows, check_columns, check_first_row, check_lines, without_bad_rows
 from .cache import Meta, build_once, facts_of_files, files_sha256, fingerprint

@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import override
 
 from ..errors import RunError, UsageError
-from ..files import reason_of
+from ..messages import reason_of
 from ..schema import Count
 from ..urls import credentials_of, hide_credentials, with_credentials
 from .bad_rows import check_first_row

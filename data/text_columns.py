@@ -24,7 +24,7 @@ from datasets.utils.file_utils import xopen
 from pyarrow import compute, parquet
 
 from ..errors import UsageError
-from ..files import one_line
+from ..messages import one_line
 from ..urls import hide_credentials
 from .bad_rows import BYTE_ORDER_MARK, row_of, text_of
 from .cache import room_check

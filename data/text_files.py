@@ -19,7 +19,8 @@ import numpy as np
 from typing_extensions import override
 
 from ..errors import RunError, UsageError
-from ..files import check_file, read_bytes, reason_of
+from ..files import check_file, read_bytes
+from ..messages import reason_of
 from .bad_rows import of_short_lines
 from .cache import build_once, facts_of_files, file_states, fingerprint, room_check, takes_files
 from .config import DataConfig

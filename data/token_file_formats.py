@@ -15,7 +15,8 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from ..errors import UsageError
-from ..files import check_file, one_line, path_below, read_json
+from ..files import check_file, path_below, read_json
+from ..messages import one_line
 from ..schema import Count
 from .encode import Split
 from .stored_files import StoredArray, file_bytes, map_tokens, open_file

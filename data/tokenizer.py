@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typing_extensions import TypedDict
 
 from ..errors import UsageError
-from ..files import one_line, parse_json, read_bytes, read_json, user_path
+from ..files import parse_json, read_bytes, read_json, user_path
+from ..messages import one_line
 
 END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
-from ..files import one_line, user_path
+from ..files import user_path
+from ..messages import one_line
 from .config import EvalConfig
 from .harness import Writing, language_model
 

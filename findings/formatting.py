@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from os.path import commonprefix
 from typing import Any
 
-from ..files import printable
+from ..messages import printable
 
 MISSING = "–"
 """The mark in place of a missing number."""

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..files import finite_or_nan, printable, read_text
+from ..files import finite_or_nan, read_text
 from ..measure.metrics_log import MetricsLog, metrics_by_step
 from ..measure.records import RunDir, Snapshot
+from ..messages import printable
 from ..metrics.quantities import MEASURED, shown_name
 from ..metrics.quantity import Quantity
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite, isnan, nan, sqrt
 
-from ..files import finite_or_nan, one_line
+from ..files import finite_or_nan
 from ..measure.records import Snapshot
+from ..messages import one_line
 from ..metrics.weight_kinship import LEAST_COSINE
 from .formatting import in_prose, p_in_prose
 from .run_history import RunHistory

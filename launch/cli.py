@@ -24,7 +24,7 @@ _MORE_THREADS = "give this user, or the container, more processes and threads (u
 
 def _report_failure(line: str, status: int) -> int:
     """Print ``line`` once, even if several processes of one run fail together; return the exit status."""
-    from ..files import for_terminal
+    from ..messages import for_terminal
     from ..urls import hide_credentials
 
     line = for_terminal(hide_credentials(line))
@@ -116,7 +116,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
             # A locale may lack a character. Standard error has this from Python.
             sys.stdout.reconfigure(errors="backslashreplace")
-    from ..files import one_line, system_words
+    from ..messages import one_line, system_words
     from ..models.user_classes import in_words, name_user_code, raised_in_user_code
     from ..urls import hide_credentials
     from .command_line import normal_dashes, resolve_home

@@ -15,7 +15,8 @@ from typing import Any
 
 from ..child_python import python_command
 from ..errors import RunError, UsageError
-from ..files import atomic_path, one_line, write_text
+from ..files import atomic_path, write_text
+from ..messages import one_line
 from ..study.trials import Trial, each_once
 from ..yaml_files import yaml_text
 

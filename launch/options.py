@@ -11,8 +11,8 @@ from typing import Literal
 from jsonargparse import Namespace
 
 from ..errors import UsageError
-from ..files import for_terminal
 from ..measure.config import MOST_STRANGERS, SnapshotConfig
+from ..messages import for_terminal
 from ..schema import SEEDS, quoted
 from ..trainer.config import RunConfig
 from ..trainer.config_file import read_config

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
-from ..files import one_line
 from ..measure.records import RunDir
+from ..messages import one_line
 from ..trainer.config import RunConfig
 from ..trainer.strategies.table import STRATEGIES
 

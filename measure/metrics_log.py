@@ -13,7 +13,8 @@ from typing import Annotated, Any, BinaryIO
 from annotated_types import Interval
 
 from ..errors import RunError
-from ..files import atomic_path, check_file, csv_text, one_line, parse_json, strict, write_failure
+from ..files import atomic_path, check_file, csv_text, parse_json, strict, write_failure
+from ..messages import one_line
 from ..schema import SchemaError, check
 from .records import Number, RunDir
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError, UsageError
-from ..files import one_line
+from ..messages import one_line
 from ..metrics.two_models import Barrier, cka, hsic, loss_barrier, token_kl, token_loss
 from ..models.decoder import Decoder
 from .hf import HFModel

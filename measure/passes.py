@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError, UsageError
-from ..files import one_line, user_path
+from ..files import user_path
+from ..messages import one_line
 from ..metrics.activation_sums import ActivationSums
 from ..metrics.sinks import KeySummer
 from ..models.attention.document_mask import Documents

@@ -27,10 +27,8 @@ from ..files import (
     check_tensor_file,
     file_sha256,
     find_folder,
-    hold_lock,
     list_folders,
     make_folder,
-    one_line,
     read_json,
     read_sealed_json,
     remove_leftovers,
@@ -39,6 +37,8 @@ from ..files import (
     write_json,
     write_sealed_json,
 )
+from ..locks import hold_lock
+from ..messages import one_line
 from ..metrics.quantities import quantities_of
 from ..metrics.quantity import Quantity
 from ..schema import Count, Sha256

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from ..errors import UsageError
-from ..files import atomic_path, one_line, user_path
+from ..files import atomic_path, user_path
+from ..messages import one_line
 
 _FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 _INSTRUCTIONS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma")

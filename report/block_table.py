@@ -6,10 +6,11 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..files import printable, strict
+from ..files import strict
 from ..findings.formatting import format_value
 from ..findings.run_history import PROBES, RunHistory
 from ..measure.records import Snapshot
+from ..messages import printable
 from ..metrics.quantities import MEASURED, by_block, is_shown
 from ..metrics.quantity import Column, Quantity
 from ..models.exchange.gguf_header import kinds_in_words

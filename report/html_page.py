@@ -13,13 +13,15 @@ from typing import Any
 
 import jinja2
 
-from ..files import hold_lock, printable, remove_leftovers, write_text
+from ..files import remove_leftovers, write_text
 from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group
 from ..findings.chain_links import LINKS_BY_BLOCK, peak_of
 from ..findings.formatting import format_value
 from ..findings.glossary import explained
 from ..findings.verdict import Group, scalar
+from ..locks import hold_lock
 from ..measure.records import RunDir, Snapshot
+from ..messages import printable
 from ..metrics.quantities import MEASURED, SECTIONS, shown_name
 from .csv_files import check_data_folder, data_folder, write_csv_files
 from .pictures.style import RUN_COLOURS, THEME

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError, UsageError
-from ..files import one_line
 from ..measure.records import RunDir
+from ..messages import one_line
 from .run_page import build_report
 
 HOST = "127.0.0.1"

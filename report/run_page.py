@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from ..files import printable, strict
+from ..files import strict
 from ..findings.compared_runs import (
     Comparison,
     Difference,
@@ -23,6 +23,7 @@ from ..findings.inactive_sections import why_inactive
 from ..findings.learning import skipped_in_words
 from ..findings.run_history import RunHistory, read_runs
 from ..measure.records import RunDir
+from ..messages import printable
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, render_page
 from .charts.run_panels import panels_of_runs
 from .charts.specs import PICTURED, ChartPanel, PageRun, colours_of, roles_of

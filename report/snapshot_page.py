@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..files import find_folder, finite_or_nan, printable
+from ..files import find_folder, finite_or_nan
 from ..findings.chain_links import peaks_by_block
 from ..findings.formatting import format_value, steps_near
 from ..findings.run_history import RunHistory
 from ..findings.verdict import Group
 from ..measure.records import RunDir, Snapshot, step_of
+from ..messages import printable
 from ..models.exchange.gguf_header import kinds_in_words
 from .charts.chart_page import page_styles
 from .charts.stills import still

@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
-from ..files import csv_text, for_terminal
+from ..files import csv_text
 from ..findings.formatting import MISSING, format_value, in_ascii, one_line, shorten, shorten_middle
+from ..messages import for_terminal
 from .terminal import say
 
 Kind = Literal["name", "text", "prose", "token", "number"]

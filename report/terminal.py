@@ -18,8 +18,9 @@ from rich.progress import Progress
 from rich.text import Text
 
 from ..errors import UsageError
-from ..files import for_terminal, user_path
+from ..files import user_path
 from ..findings.formatting import in_ascii
+from ..messages import for_terminal
 from ..time_left import Pace, duration
 
 Kind = Literal["page", "picture"]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..files import finite_or_nan, printable
+from ..files import finite_or_nan
 from ..findings.attention_sink import ON_PROBE, SinkReading, chain_group, position_or_token, sink
 from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, peak_of, rank
 from ..findings.formatting import format_p, format_value, in_ascii
@@ -18,6 +18,7 @@ from ..findings.run_history import BIRTH, RunHistory, Start
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
 from ..findings.verdict import Tone, Verdict, scalar
 from ..measure.records import Snapshot
+from ..messages import printable
 from ..metrics.quantities import LOGGED, MEASURED, SECTIONS, shown_name
 
 # ---------------------------------------------------------------- figures below the title

@@ -17,7 +17,8 @@ from typing import NamedTuple, NotRequired
 from typing_extensions import TypedDict
 
 from ..errors import RunError
-from ..files import hold_lock, make_folder, parse_json, read_json, read_text, write_json, write_text
+from ..files import make_folder, parse_json, read_json, read_text, write_json, write_text
+from ..locks import hold_lock
 from ..schema import SchemaError, checked
 from .trials import Trial
 

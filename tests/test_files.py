@@ -20,18 +20,10 @@ from safetensors.numpy import save_file
 
 import birthmark
 from birthmark.errors import RunError, UsageError
-from birthmark.files import (
-    check_no_holes,
-    check_tensor_file,
-    csv_text,
-    for_terminal,
-    hold_lock,
-    make_folder,
-    reason_of,
-    user_path,
-    write_text,
-)
+from birthmark.files import check_no_holes, check_tensor_file, csv_text, make_folder, user_path, write_text
+from birthmark.locks import hold_lock
 from birthmark.measure.records import RunDir
+from birthmark.messages import for_terminal, reason_of
 
 PROGRAM = """
 import json, os, shutil, signal, sys, time

@@ -23,7 +23,18 @@ ROOT = Path(birthmark.__file__).parent
 
 #: The floors, from the ground up: a room imports from lower floors only. Rooms of one floor leave each other alone.
 FLOORS = (
-    ("child_python", "errors", "files", "kernel_devices", "schema", "time_left", "urls", "yaml_files"),
+    (
+        "child_python",
+        "errors",
+        "files",
+        "kernel_devices",
+        "locks",
+        "messages",
+        "schema",
+        "time_left",
+        "urls",
+        "yaml_files",
+    ),
     ("metrics",),
     ("models", "data"),
     ("measure",),

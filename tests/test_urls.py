@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from birthmark import urls
 from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.files import one_line, reason_of
+from birthmark.messages import one_line, reason_of
 from birthmark.urls import (
     VARIABLE,
     credentials_for_children,

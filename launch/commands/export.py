@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import Namespace
 
 from ...errors import RunError, UsageError
-from ...files import for_terminal, one_line, reason_of
 from ...measure.records import RunDir
+from ...messages import for_terminal, one_line, reason_of
 from ...trainer.config_parser import Parser
 from ...urls import hide_credentials
 from ..options import tell

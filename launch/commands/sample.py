@@ -9,7 +9,7 @@ from itertools import chain
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...files import for_terminal
+from ...messages import for_terminal
 from ...schema import SEEDS, outside
 from ...trainer.config_parser import Parser
 from ..options import add_model, add_trust, tell

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...files import for_terminal
+from ...messages import for_terminal
 from ...trainer.config_parser import Parser
 from ..options import MODEL_NAMES, WRONG, add_json, check_seed
 

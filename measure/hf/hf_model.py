@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...errors import UsageError
-from ...files import one_line
+from ...messages import one_line
 from ...models.config import AttentionConfig, dotted
 from ...models.observe import Attended, Observer, Site, Sublayer, Unseen, UnseenPlace
 from ...models.tensor_shards import compute_dtype, full_shape, full_tensor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...files import one_line
+from ...messages import one_line
 from ..config import GATED, MAX_STD, AttentionConfig, ExpertsConfig, InitConfig, ModelConfig, dotted
 from ..decoder import Decoder
 from .families import ACTIVATIONS, FAMILIES, Family

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError, UsageError
-from ...files import check_file, one_line
+from ...files import check_file
+from ...messages import one_line
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -24,17 +24,9 @@ from safetensors.torch import save_file
 from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
-from ...files import (
-    atomic_path,
-    hold_lock,
-    read_json,
-    read_sealed_json,
-    reason_of,
-    save_tensors,
-    tensor_file,
-    write_json,
-    write_sealed_json,
-)
+from ...files import atomic_path, read_json, read_sealed_json, save_tensors, tensor_file, write_json, write_sealed_json
+from ...locks import hold_lock
+from ...messages import reason_of
 from ..c_library import cache_folder
 from .gguf_header import MAGIC, GgufHeader, LongArray, StoredTensor, read_header
 from .gguf_tensors import READ, GgufTensors, TensorSource, tensor_sources

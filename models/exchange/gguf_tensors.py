@@ -18,7 +18,8 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
-from ...files import check_file, reason_of
+from ...files import check_file
+from ...messages import reason_of
 from .gguf_header import GgufHeader, StoredTensor
 
 #: Elements that are dequantised at a time: they stay in a processor's cache.

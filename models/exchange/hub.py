@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...files import one_line, path_below, user_path
+from ...files import path_below, user_path
+from ...messages import one_line
 from .gguf_model import gguf_files, gguf_folder
 from .weight_files import INDEX
 

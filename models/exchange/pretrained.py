@@ -21,7 +21,8 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
-from ...files import make_folder, one_line, path_below, read_bytes, read_json, save_tensors
+from ...files import make_folder, path_below, read_bytes, read_json, save_tensors
+from ...messages import one_line
 from ..birth import Sharder, empty_decoder
 from ..config import ModelConfig
 from ..decoder import Decoder

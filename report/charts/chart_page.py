@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from ...files import printable
+from ...messages import printable
 from ..html_page import render
 from ..pictures.style import DEPTH
 from ..table import Table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...files import printable
 from ...findings.run_history import Start
+from ...messages import printable
 from ..charts.specs import Drawn
 from ..csv_files import LabelledArray, to_csv
 from ..table import Table

@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 
 from ...data.cache import build_once, facts_of_files, fingerprint
 from ...errors import RunError, UsageError
-from ...files import file_sha256, one_line
+from ...files import file_sha256
+from ...messages import one_line
 from ...models.c_library import cache_folder
 
 ModelName = Literal["smollm2", "gemma3"]

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...files import atomic_path, hold_lock, write_json
+from ...files import atomic_path, write_json
+from ...locks import hold_lock
 from ...measure.quantised.rounding import rounded
 
 #: Tuning: steps, sequences in each, tokens in each sequence, learning rate of AdamW.

@@ -14,10 +14,11 @@ import scipy.stats
 from pages import rows, values
 
 from birthmark.errors import RunError, UsageError
-from birthmark.files import atomic_path, printable, read_json, read_sealed_json, write_sealed_json
+from birthmark.files import atomic_path, read_json, read_sealed_json, write_sealed_json
 from birthmark.launch.cli import main
 from birthmark.measure.metrics_log import append_metrics
 from birthmark.measure.records import RunDir, Snapshot
+from birthmark.messages import printable
 from birthmark.report.figure import save_figure
 from birthmark.report.run_page import build_pages, build_report, summarise
 from birthmark.report.sections.preference import ranks

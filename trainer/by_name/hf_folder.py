@@ -21,8 +21,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from typing_extensions import TypedDict
 
 from ...errors import RunError, UsageError
-from ...files import check_file, one_line, path_below, read_json
+from ...files import check_file, path_below, read_json
 from ...measure.hf import HFConfig, HFModel, transformers_library
+from ...messages import one_line
 from ...models.exchange.gguf_header import kinds_in_words
 from ...models.exchange.gguf_model import gguf_tensors, kinds_of, open_weights
 from ...models.exchange.hub import pretrained_folder

@@ -13,9 +13,9 @@ from ...data.prepare import PreparedData, prepare
 from ...data.probes import passage_probe
 from ...data.tokenizer import TextTokenizer
 from ...errors import UsageError
-from ...files import one_line
 from ...measure.hf import HFModel
 from ...measure.records import RunDir
+from ...messages import one_line
 from ..config_file import read_config
 from .model_names import ModelSource, SourceWithBirth
 

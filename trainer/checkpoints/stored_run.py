@@ -22,13 +22,13 @@ from ...files import (
     atomic_path,
     content_digest,
     delete_folder,
-    hold_lock,
     make_folder,
     parse_json,
     read_json,
     user_path,
     write_json,
 )
+from ...locks import hold_lock
 from ...measure.records import RunDir
 from ...urls import keep_credentials, without_credentials
 from ..saved_config import read_saved_fields

@@ -15,9 +15,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import check_tensor_file, content_digest, file_sha256, find_folder, one_line, path_below, read_json
+from ...files import check_tensor_file, content_digest, file_sha256, find_folder, path_below, read_json
 from ...measure.ranks import rank, world_size
 from ...measure.records import is_step, step_of
+from ...messages import one_line
 from ...models.tensor_shards import Runs, TensorShard, shard_of
 from ...schema import SchemaError, check, checked, quoted
 from ..processes.joint_failure import raise_on_every_rank

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from ...errors import USAGE_STATUS, RunError, UsageError
-from ...files import system_words
 from ...measure.ranks import rank, rank_on_host, world_size
+from ...messages import system_words
 from .launched_process import LaunchedProcess, start_name
 
 #: Factor on ``trainer.timeout_s`` for phases that take longer than a step: by default half an hour.

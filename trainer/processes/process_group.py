@@ -19,7 +19,7 @@ from lightning.fabric.plugins.environments import ClusterEnvironment
 from torch.distributed.rendezvous import rendezvous
 
 from ...errors import RunError
-from ...files import one_line
+from ...messages import one_line
 from ...models.attention.context_parallel import ContextGroup, context_ranks
 from .joint_failure import LONGER
 from .launched_process import LaunchedProcess, launchers_store, start_name

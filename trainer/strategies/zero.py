@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from ...errors import UsageError
-from ...files import hold_lock, user_path
+from ...files import user_path
+from ...locks import hold_lock
 from ...models.birth import Sharder
 from ...models.decoder import Decoder
 from ...models.experts.routed_mlp import Mixture
