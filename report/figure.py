@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+_NO_NAME = (PageRun(""),)
 FORMATS = (".pdf", ".svg", ".png")
 """Endings of files that figures are written to."""
 
@@ -110,11 +111,8 @@ def save_figure(
         raise UsageError(f"{name}: a figure of one run and probe each; give one run (it has {len(wanted)} here)")
     panel = view.panel(wanted[0])
     assert panel is not None
-    losses = [next(reversed(run.series("val/loss")[1]), math.nan) for run in view.runs]
-    of_page = page_runs(view.runs, compare_configs(view.runs))
-    names, groups = [run.name for run in of_page], [run.group for run in of_page]
     with _style(font_size or BASE_SIZE):
-        _save(draw_panel(panel, names, width, height, losses, groups), out)
+        _save(draw_panel(panel, page_runs(view.runs, compare_configs(view.runs)), width, height), out)
 
 
 def save_panel(panel: ChartPanel, out: Path, *, width: float = 5.0) -> None:
@@ -139,7 +137,7 @@ def draw_panels(panels: Sequence[ChartPanel], *, across: bool = False, width: fl
         figure = Figure(figsize=size, layout="constrained")
         parts = figure.subfigures(*((1, len(panels)) if across else (len(panels), 1)), squeeze=False)
         for part, panel in zip(parts.flat, panels, strict=True):
-            _draw(part, panel, [PageRun("")])
+            _draw(part, panel, _NO_NAME)
             part.axes[0].set_title(panel.title, parse_math=False)
     return figure
 
@@ -169,27 +167,23 @@ def _style(font_size: float) -> Iterator[None]:
 
 def draw_panel(
     panel: ChartPanel,
-    runs: Sequence[str] = ("",),
+    runs: Sequence[PageRun] = _NO_NAME,
     width: float = 5.0,
     height: float | None = None,
-    losses: Sequence[float] = (),
-    groups: Sequence[str] = (),
 ) -> Figure:
     """Draw a panel of curves or maps, as its still picture for the light theme, in the style that is set.
 
     Args:
         panel: the panel.
-        runs: names of the runs, which a legend has if they are several.
+        runs: the runs, whose names a legend has if they are several. Of more runs than colours, the seeds of a group
+            share one, or those with a role stand out.
         width: inches.
         height: inches; by default the axes have the page's proportion, and the figure grows by its legend.
-        losses: the last validation loss of each run; among more runs than colours, the best and the worst stand out.
-        groups: the group of each run (`PageRun.group`); of more runs than colours, the seeds of a group share one.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height or _height(panel, width)), layout="constrained")
-    of_page = [PageRun(name, group) for name, group in zip(runs, groups or [""] * len(runs), strict=True)]
-    _draw(figure, panel, of_page, losses, grows=height is None)
+    _draw(figure, panel, runs, grows=height is None)
     return figure
 
 
@@ -197,14 +191,13 @@ def _draw(
     figure: Figure | SubFigure,
     panel: ChartPanel,
     runs: Sequence[PageRun],
-    losses: Sequence[float] = (),
     *,
     grows: bool = True,
 ) -> None:
     if isinstance(panel, HeatmapPanel):
         _draw_maps(figure, panel)
     elif isinstance(panel, CurvePanel):
-        _draw_curves(figure, panel, runs, losses, grows=grows)
+        _draw_curves(figure, panel, runs, grows=grows)
     elif isinstance(panel, MatrixPanel):
         _draw_matrix(figure, panel)
     else:
@@ -258,13 +251,11 @@ def _look(line: Line) -> dict[str, Any]:
     return {**look, "marker": "o" if len(line.x) < 25 else "", "markersize": 2.5}
 
 
-def _draw_curves(
-    figure: Figure | SubFigure, panel: CurvePanel, runs: Sequence[PageRun], losses: Sequence[float], *, grows: bool
-) -> None:
+def _draw_curves(figure: Figure | SubFigure, panel: CurvePanel, runs: Sequence[PageRun], *, grows: bool) -> None:
     """Draw the lines of a panel, in small panels if it has them."""
     named = any("text" in series.axes for series in panel.series)
     lines = paths_of(panel) if named else lines_of(panel)
-    outstanding = _outstanding(lines, losses or [math.nan] * len(runs), [run.group for run in runs])
+    outstanding = _outstanding(lines, runs)
     if outstanding:
         lines = [_among_many(line, list(outstanding)) for line in lines]
     elif len(runs) > len(RUN_COLOURS):
@@ -313,15 +304,15 @@ def _draw_curves(
         )
 
 
-def _outstanding(lines: Sequence[Line], losses: Sequence[float], groups: Sequence[str]) -> dict[int, str]:
-    """Return the runs that stand out among many with their roles, by the last validation loss or, where there is none,
-    by the panel's last value.
+def _outstanding(lines: Sequence[Line], runs: Sequence[PageRun]) -> dict[int, str]:
+    """Return the runs that stand out among many with their roles: by their losses or, without any, by the panel's last
+    value.
     """
-    if np.isfinite(losses).any():
-        roles = roles_of(losses, groups)
-    else:
+    roles = [run.role for run in runs]
+    if set(roles) <= {"", "first"}:
         last = {line.run: float(line.y[-1]) for line in lines}
-        roles = roles_of([last.get(run, math.nan) for run in range(len(losses))], groups, "lowest", "highest")
+        values = [last.get(run, math.nan) for run in range(len(runs))]
+        roles = roles_of(values, [run.group for run in runs], "lowest", "highest")
     return {run: role for run, role in enumerate(roles) if role}
 
 

@@ -3,6 +3,8 @@
 import re
 import shutil
 import struct
+from itertools import zip_longest
+from math import nan
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from birthmark.launch.cli import main
 from birthmark.launch.commands import figure as command
 from birthmark.measure.records import RunDir
 from birthmark.report.charts.scales import fitting_scale
-from birthmark.report.charts.specs import CurvePanel, Series
+from birthmark.report.charts.specs import CurvePanel, PageRun, Series, roles_of
 from birthmark.report.figure import NAMES, draw_panel, save_figure
 from birthmark.report.pictures.style import MUTED, RUN_COLOURS, figure_style
 
@@ -92,12 +94,14 @@ def curves(n_runs, losses=("train", "validation"), **more):
     return CurvePanel("p", "", lines, unit="loss (nats per token)", **more)
 
 
-def drawn(panel, names=("",), font=8.5, **size):
+def drawn(panel, names=("",), font=8.5, roles=(), groups=(), **size):
     with figure_style():
         from matplotlib import rc_context
 
         with rc_context({"font.size": font, "legend.fontsize": font, "xtick.labelsize": font, "ytick.labelsize": font}):
-            figure = draw_panel(panel, names, **size)
+            facts = zip_longest(names, groups, roles, fillvalue="")
+            runs = [PageRun(name, group, role=role) for name, group, role in facts]
+            figure = draw_panel(panel, runs, **size)
             figure.draw_without_rendering()
             return figure
 
@@ -136,11 +140,11 @@ def test_a_height_that_the_legend_fills_is_an_error():
 
 @pytest.mark.parametrize(
     ("losses", "words"),
-    [([5, 7, 1, 8, 9, 8, 4.0], {0: "first", 2: "best", 4: "worst"}), ((), {0: "first, lowest", 6: "highest"})],
+    [([5, 7, 1, 8, 9, 8, 4.0], {0: "first", 2: "best", 4: "worst"}), ([nan] * 7, {0: "first, lowest", 6: "highest"})],
 )
 def test_of_more_runs_than_colours_three_stand_out(losses, words):
     names = [f"run {i}" for i in range(7)]
-    figure = drawn(curves(7, ("train",)), names, losses=losses)
+    figure = drawn(curves(7, ("train",)), names, roles=roles_of(losses))
     (axes,), (legend,) = figure.axes, figure.legends
     assert sorted(text.get_text() for text in axes.texts) == sorted(words.values())
     shown = {int(line.get_ydata()[-1]): line.get_color() for line in axes.lines}
@@ -152,7 +156,7 @@ def test_of_more_runs_than_colours_three_stand_out(losses, words):
 
 def test_seeds_of_a_few_groups_share_the_colours_of_the_page():
     names, groups = [f"run {i}" for i in range(8)], ["a (4 seeds)", "b (3 seeds)"] * 3 + ["a (4 seeds)", ""]
-    figure = drawn(curves(8, ("train",)), names, losses=[5.0] * 8, groups=groups)
+    figure = drawn(curves(8, ("train",)), names, roles=roles_of([5.0] * 8, groups), groups=groups)
     (axes,), (legend,) = figure.axes, figure.legends
     assert [text.get_text() for text in legend.get_texts()][:3] == ["a (4 seeds)", "b (3 seeds)", "run 7"]
     assert [line.get_color() for line in legend.get_lines()][:3] == list(RUN_COLOURS[:3])
