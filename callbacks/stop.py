@@ -98,15 +98,15 @@ def _handled_by(handler: _Handler, numbers: Iterable[signal.Signals]) -> Iterato
 
 
 @contextmanager
-def ends_untrained(run: RunDir) -> Iterator[None]:
+def stops_before_first_step(run: RunDir) -> Iterator[None]:
     """Have a stop signal other than Ctrl-C end the process with a line that no step was taken, within the context.
 
     For a run of one process, until `StopOnSignal` listens. A signal that is ignored or handled stays so.
     """
-    before = os.getpid()
+    process = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == before:  # not a process that was forked for the data
+        if os.getpid() == process:  # not a process that was forked for the data
             again = f"birthmark pretrain --resume {run.path}" if RunDir.is_run(run.path) else "the same command"
             line = f"birthmark: stopped by {signal.Signals(number).name} before this start's first step"
             # Not through sys.stderr, which the signal may have interrupted in a write.

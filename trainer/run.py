@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import Strategy
 from rich.console import Console
 
 from ..callbacks.loggers import check_installed, close_loggers
-from ..callbacks.stop import ends_untrained
+from ..callbacks.stop import stops_before_first_step
 from ..callbacks.wandb_run import WandbRun
 from ..data.prepare import PreparedData, prepare
 from ..errors import UsageError
@@ -287,7 +287,7 @@ def pretrain(
     ):
         if world_size() == 1:
             # Of several, the launcher says why it ended them.
-            signals.enter_context(ends_untrained(run))
+            signals.enter_context(stops_before_first_step(run))
         console = (console or RunConsole(run.metrics)) if rank() == 0 else Console(quiet=True)
         # A network's file system may show this run to some nodes a moment later.
         resume = from_rank_zero(partial(bool, resume))
