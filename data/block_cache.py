@@ -5,6 +5,9 @@ file in one process's memory. The file is divided into sets of `_WAYS` places or
 hash of a block's key names its set, and of a full set the place that was used least recently is taken. A place has a
 checksum of its key and content, so that one that two processes write at once, or that a power cut left half written,
 is read as if the block were missing. The file's size is the bound: it never grows.
+
+Whoever has the file open holds a shared lock of it. A process that asks for another size meanwhile takes the file as it
+is: another in its place would leave the first to those that hold it, with all the room that it takes and no name.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import struct
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
@@ -24,6 +28,7 @@ from .cache import explained
 _WAYS = 64
 #: Of the file: what it is, bytes of a block, sets, places of a set.
 _START = struct.Struct("<16sQQQ")
+_SIZED_FROM = 24  # behind the kind and the bytes of a block
 _MAGIC = b"birthmark blocks"
 _START_BYTES = 4096
 #: Of a place: key, time of the last use in ns, bytes, checksum.
@@ -35,7 +40,7 @@ class BlockCache:
     """Blocks of at most ``block_bytes`` each, by keys of 16 bytes, in a file of at most ``n_bytes``.
 
     Args:
-        path: the file; another process that gave it another size goes on with the file that it has open.
+        path: the file; it keeps its size as long as anybody has it open.
         n_bytes: bound of the file's size.
         block_bytes: bytes of the largest block.
         field: field of the config that names the folder, for messages.
@@ -50,18 +55,14 @@ class BlockCache:
         n_places = (n_bytes - _START_BYTES) // (_PLACE.size + block_bytes)
         if n_places < 1:
             raise ValueError(f"{n_bytes} bytes hold no block of {block_bytes}")
-        self.n_sets = max(1, n_places // _WAYS)
-        self.n_ways = n_places // self.n_sets
-        self._set_bytes = self.n_ways * _PLACE.size
-        start = _START.pack(_MAGIC, block_bytes, self.n_sets, self.n_ways)
+        n_sets = max(1, n_places // _WAYS)
+        start = _START.pack(_MAGIC, block_bytes, n_sets, n_places // n_sets)
         with explained(path, field):
             path.parent.mkdir(parents=True, exist_ok=True)
             with hold_lock(path.with_name(f"{path.name}.lock")):
-                if not path.is_file() or not _begins_with(path, start):
-                    new = path.with_name(f"{path.name}.new")
-                    new.write_bytes(start)
-                    new.replace(path)
-                self._file = path.open("r+b", buffering=0)
+                self._file, start = _opened(path, start)
+        _, _, self.n_sets, self.n_ways = _START.unpack(start)
+        self._set_bytes = self.n_ways * _PLACE.size
 
     def _places_at(self, key: bytes) -> int:
         """Return where the places of the key's set begin."""
@@ -95,15 +96,16 @@ class BlockCache:
         in its set.
         """
         places = self._places_at(key)
-        found = self._set(places)
+        found, now = self._set(places), time.time_ns()
 
         def rank(way: int) -> tuple[bool, int, int]:
             held, used_at, *_ = found[way]
-            # Threads that fill an empty set at once begin at places of their own.
-            return held != key, used_at, (way - key[8]) % self.n_ways
+            # Where the clock was set back, blocks of before would stay until it is there again, and one place would
+            # take all others. Threads that fill an empty set at once begin at places of their own.
+            return held != key, used_at if used_at <= now else 0, (way - key[8]) % self.n_ways
 
         way = min(range(self.n_ways), key=rank)
-        place = _PLACE.pack(key, time.time_ns(), len(content), _checksum(key, content))
+        place = _PLACE.pack(key, now, len(content), _checksum(key, content))
         with explained(self.path, self.field):
             # The place first: whoever puts another block meanwhile takes another place.
             os.pwrite(self._file.fileno(), place, places + way * _PLACE.size)
@@ -114,6 +116,35 @@ def _checksum(key: bytes, content: bytes) -> int:
     return xxhash.xxh3_64_intdigest(content, seed=int.from_bytes(key[8:], "little"))
 
 
-def _begins_with(path: Path, start: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(start)) == start
+def _opened(path: Path, start: bytes) -> tuple[BinaryIO, bytes]:
+    """Open the file that begins with ``start``, or as another process has it open; make a new one of any other.
+
+    Returns:
+        The file, with a shared lock that ends with it, and its beginning.
+    """
+    import fcntl  # Windows has none
+
+    if path.is_file():
+        file = path.open("r+b", buffering=0)
+        found = file.read(len(start))
+        alike = len(found) == len(start) and found[:_SIZED_FROM] == start[:_SIZED_FROM]
+        if found == start or (alike and _is_held(file)):
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return file, found
+        file.close()
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(start)
+    new.replace(path)
+    file = path.open("r+b", buffering=0)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file, start
+
+
+def _is_held(file: BinaryIO) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

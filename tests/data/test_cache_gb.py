@@ -1,5 +1,7 @@
 """Token files in a store, read in blocks through a cache much smaller than they are: fsspec's memory, and HTTP."""
 
+import struct
+import subprocess
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -266,10 +268,57 @@ def test_a_damaged_block_is_missing(tmp_path):
     content[content.index(b"x" * 1000) + 500] = 0
     path.write_bytes(content)
     assert cache.get(key(3)) is None
-    # Another size is another file; what has the old one open goes on.
-    other = BlockCache(path, 1 << 17, 1000)
-    cache.put(key(3), b"x" * 1000)
-    assert (cache.get(key(3)), other.get(key(3))) == (b"x" * 1000, None)
+
+
+def test_blocks_of_before_the_clock_was_set_back_make_room(tmp_path):
+    path = tmp_path / "blocks"
+    cache = BlockCache(path, 4096 + 4 * 140, 100)  # one set
+    for number in range(4):
+        cache.put(key(number), b"%d" % number)
+    with path.open("r+b") as file:
+        for place in range(4):  # each: key, time of its last use in ns, …; as if used in a year from now
+            file.seek(4096 + 40 * place + 16)
+            file.write(struct.pack("<Q", time.time_ns() + 365 * 86400 * 10**9))
+    for number in range(4, 8):
+        cache.put(key(number), b"%d" % number)
+    assert [cache.get(key(number)) for number in range(8)] == [None] * 4 + [b"4", b"5", b"6", b"7"]
+
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from birthmark.data.block_cache import BlockCache
+cache = BlockCache(Path(sys.argv[1]), 1 << 16, 1000)
+cache.put(b"a" * 16, b"of the first")
+print("open", flush=True)
+sys.stdin.readline()
+print(cache.get(b"b" * 16).decode())
+"""
+
+
+def test_runs_of_two_sizes_at_once_share_one_file(tmp_path, python):
+    """Else each start leaves the file of the other run to it, without a name and with all its room."""
+    path, larger = tmp_path / "blocks", 1 << 18
+    first = subprocess.Popen(
+        [python, "-c", _HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert first.stdout.readline() == "open\n"
+        second = BlockCache(path, larger, 1000)
+        second.put(b"b" * 16, b"of the second")
+        assert second.get(b"a" * 16) == b"of the first"
+        assert first.communicate("\n", timeout=60)[0] == "of the second\n"
+    finally:
+        first.kill()
+    for number in range(1000):
+        second.put(key(number), b"x" * 1000)
+    assert path.stat().st_size <= 1 << 16
+    del second
+    # Nobody has it open any more: now it gets the size that is asked for.
+    third = BlockCache(path, larger, 1000)
+    for number in range(1000):
+        third.put(key(number), b"x" * 1000)
+    assert 1 << 16 < path.stat().st_size <= larger
 
 
 _WRITER = """
@@ -290,8 +339,6 @@ assert hits
 
 
 def test_processes_and_threads_share_it(tmp_path):
-    import subprocess
-
     path = tmp_path / "blocks"
     running = [
         subprocess.Popen(python_command("-c", _WRITER, str(path), str(seed)), env=python_environment({}))
