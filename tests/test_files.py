@@ -7,10 +7,10 @@ a name or flushes something, for every n there is.
 import ast
 import csv
 import errno
-import fcntl
 import io
 import json
 import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -21,8 +21,6 @@ from safetensors.numpy import save_file
 import birthmark
 from birthmark.errors import RunError, UsageError
 from birthmark.files import check_no_holes, check_tensor_file, csv_text, make_folder, user_path, write_text
-from birthmark.locks import hold_lock
-from birthmark.measure.records import RunDir
 from birthmark.messages import for_terminal, reason_of
 
 PROGRAM = """
@@ -334,17 +332,44 @@ def test_a_terminal_gets_all_of_a_text_but_what_it_would_obey():
     assert for_terminal("a\tb\n", "\n\t") == "a\tb\n"
 
 
-@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks_is_named(number, tmp_path, monkeypatch):
-    def refuse(file, operation):
-        raise OSError(number, os.strerror(number))
+#: A filter of system calls answers ``flock`` with an error, as a file system without locks does.
+NO_LOCKS = """
+import ctypes, json, platform, struct, sys
+from pathlib import Path
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    run = RunDir(tmp_path / "run")
-    for lock, holding in [(tmp_path / "a.lock", hold_lock(tmp_path / "a.lock")), (run.path / ".lock", run.claimed())]:
-        with pytest.raises(RunError) as refused, holding:
-            pass
-        assert str(refused.value) == (
-            f"{lock}: cannot be locked ({os.strerror(number)}); mount its file system with locks, or name another "
-            "folder"
-        )
+from birthmark.errors import RunError
+from birthmark.locks import hold_lock
+from birthmark.measure.records import RunDir
+
+def refuse(number):
+    flock = {"x86_64": 73, "aarch64": 32}[platform.machine()]
+    load, equals, give = 0x20, 0x15, 0x06
+    steps = [(load, 0, 0, 0), (equals, 0, 1, flock), (give, 0, 0, 0x50000 | number), (give, 0, 0, 0x7FFF0000)]
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    filter = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(program)))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(38, 1, 0, 0, 0) == prctl(22, 2, filter, 0, 0) == 0, ctypes.get_errno()
+
+folder, *numbers = sys.argv[1:]
+for number in map(int, numbers):
+    refuse(number)
+    for holding in (hold_lock(Path(folder) / "a.lock"), RunDir(Path(folder) / "run").claimed()):
+        try:
+            with holding:
+                print("held")
+        except RunError as error:
+            print(error)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="number of the system call is not known")
+def test_a_file_system_without_locks_is_named(tmp_path, python):
+    numbers = [errno.EOPNOTSUPP, errno.ENOLCK]
+    command = [python, "-c", NO_LOCKS, str(tmp_path), *map(str, numbers)]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    assert said == [
+        f"{tmp_path / lock}: cannot be locked ({os.strerror(number)}); mount its file system with locks, or name "
+        "another folder"
+        for number in numbers
+        for lock in ("a.lock", "run/.lock")
+    ]

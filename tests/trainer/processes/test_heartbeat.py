@@ -15,7 +15,6 @@ from quiet_runs import config_file
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir
-from birthmark.trainer.processes import joint_failure
 from birthmark.trainer.processes.heartbeat import Fault, Post, RunningClock, find_fault, watched
 from birthmark.trainer.processes.joint_failure import PHASES
 from birthmark.trainer.processes.process_group import collective_timeout
@@ -276,14 +275,45 @@ def test_an_impossible_limit_is_refused(tiny, timeout_s):
         tiny({"trainer.timeout_s": timeout_s})
 
 
-def test_other_ranks_hear_of_a_refusal_by_the_system_without_names_of_classes(monkeypatch):
-    told = []
-    monkeypatch.setattr(joint_failure, "world_size", lambda: 2)
-    monkeypatch.setattr(joint_failure, "rank", lambda: 1)
-    monkeypatch.setattr(joint_failure.dist, "all_gather_object", lambda messages, mine: told.append(mine))
-    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "run/part.safetensors")
-    with pytest.raises(PermissionError):
-        joint_failure.raise_on_every_rank(refused)
-    with pytest.raises(KeyError):
-        joint_failure.raise_on_every_rank(KeyError("w"))
-    assert told == ["rank 1: run/part.safetensors: Permission denied", "rank 1: KeyError: 'w'"]
+#: One of two ranks fails four times; each prints what it raises.
+FAILING = """
+import errno, os, sys
+from datetime import timedelta
+import torch.distributed as dist
+from birthmark.errors import RunError, UsageError
+from birthmark.trainer.processes.joint_failure import raise_on_every_rank
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "run/part.safetensors")
+for failing, error in ((1, refused), (1, KeyError("w")), (0, UsageError("optim.lr is 0")), (1, RunError("a: full"))):
+    try:
+        raise_on_every_rank(error if rank == failing else None)
+        print("nothing")
+    except Exception as found:
+        print(f"{type(found).__name__}: {found}")
+raise_on_every_rank(None)
+print("on")
+"""
+
+
+def test_all_ranks_fail_of_what_one_fails_and_hear_of_the_system_without_names_of_classes(tmp_path, as_ranks):
+    outputs, statuses = as_ranks(FAILING, tmp_path / "store")
+    assert statuses == [0, 0]
+    said = f"run/part.safetensors: {os.strerror(errno.EACCES)}"
+    assert [output.splitlines() for output in outputs] == [
+        [
+            f"RunError: rank 1: {said}",
+            "RunError: rank 1: KeyError: 'w'",
+            "UsageError: optim.lr is 0",
+            "RunError: a: full",
+            "on",
+        ],
+        [
+            f"PermissionError: [Errno {errno.EACCES}] {os.strerror(errno.EACCES)}: 'run/part.safetensors'",
+            "KeyError: 'w'",
+            "RunError: optim.lr is 0",
+            "RunError: a: full",
+            "on",
+        ],
+    ]
