@@ -142,6 +142,9 @@ def tokenise_pieces(
         RunError: the tokenizer gave an id outside its vocabulary, or the disk is full.
     """
     make_folder(folder)
+    # Of builds that failed or were killed: on a full disk each start would take room and leave it to the next.
+    for begun in folder.glob(".*.bin.*"):
+        begun.unlink(missing_ok=True)
     path = folder / "tokenizer.json"
     path.write_bytes(tokenizer.content)
     pieces = list(corpus.pieces(piece_bytes(corpus.n_bytes)))
