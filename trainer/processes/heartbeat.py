@@ -7,7 +7,8 @@ Two threads in every process do this; neither takes part in a collective, so tha
 - The other posts these findings in the store, and reads the others' posts. If the posts of a process end, it or its
   machine has stopped. If all post and none moves, those furthest behind block the others.
 
-The process that finds a fault notes it in the store; then every process writes its stacks and ends. Only time in which
+The process that finds a fault notes it in the store; then every process writes its stacks and ends. So do those that
+still wait, `trainer.timeout_s` later, for one that has ended with a reason of its own. Only time in which
 a thread itself ran counts, so that nobody is late after a pause of the process or the machine.
 """
 
@@ -37,7 +38,7 @@ from ...errors import RunError
 from ...measure import ranks
 from ...measure.ranks import rank_on_host
 from ...measure.records import RunDir
-from .joint_failure import PHASES, Place, Progress, common_store, report_failure, tell_launcher
+from .joint_failure import PHASES, Place, Progress, common_store, report_failure, tell_launcher, was_reported
 from .launched_process import LaunchedProcess, launchers_store
 
 T = TypeVar("T")
@@ -271,6 +272,7 @@ class _Watch:
         store = common_store()
         if store is None:
             raise RunError(f"rank {self.rank}: the store at MASTER_ADDR:MASTER_PORT does not answer; start again")
+        self._common = store
         return dist.PrefixStore(f"watch-{next(_watches)}", store)
 
     def _post(self, *, left: bool = False) -> None:
@@ -285,7 +287,7 @@ class _Watch:
         examines = self.rank % max(1, self.n_ranks // _EXAMINERS) == 0
         keys = [f"post/{rank}" for rank in range(self.n_ranks)]
         posts: list[Post] = []
-        silent_s = [0.0] * self.n_ranks
+        silent_s, failed_s = [0.0] * self.n_ranks, 0.0
         while not self._over.wait(self.interval):
             # A store that fails is one that does not answer: see _look.
             with suppress(RuntimeError):
@@ -296,6 +298,9 @@ class _Watch:
                     line, silent = json.loads(self._store.get("fault"))
                     self._end(line, silent)
                 seconds = clock.tick()
+                failed_s += seconds if was_reported(self._common) else 0.0
+                if failed_s > self.timeout_s:
+                    self._end("another process of the run is gone; --resume goes on from the last checkpoint", [])
                 if examines:
                     before, posts = posts, [Post(*json.loads(text)) for text in self._store.multi_get(keys)]
                     # Between two exchanges that were far apart the others could not post either.

@@ -171,6 +171,11 @@ def report_failure(
     return line, status
 
 
+def was_reported(store: dist.Store) -> bool:
+    """Return True if a process has printed why it fails; ``store`` is that of :func:`common_store`."""
+    return store.check(["printed"])
+
+
 def tell_launcher(line: str) -> None:
     """Write ``line`` where torchrun looks for the reason of a failure, so that its summary ends with it."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):

@@ -66,6 +66,7 @@ from birthmark.launch.cli import main
 from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
 from birthmark.trainer.run import pretrain
+from birthmark.trainer.strategies import lightning_setup
 
 folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
 
@@ -83,6 +84,9 @@ def wait_for_the_other():
         time.sleep(6 * dist.get_rank())
         dist.all_reduce(torch.zeros(()))
 
+def fail(*arguments):
+    raise RunError("alone")
+
 def train(name, rank, port, data_hang):
     out = os.open(folder / f"{name}-{rank}.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(out, 1), os.dup2(out, 2)
@@ -98,6 +102,8 @@ def train(name, rank, port, data_hang):
         os._exit(0)
     if data_hang:
         hang_at_step_20()
+    if (name, rank) == ("fails", 1):
+        lightning_setup.join_context_group = fail
     run = str(folder / name / "run")
     os._exit(main(["pretrain", "--config", str(folder / name / "config.yaml"), "--run_dir", run]))
 
@@ -112,7 +118,8 @@ while started:
     pid, status = os.waitpid(-1, os.WNOHANG)
     if pid:
         name, rank = started.pop(pid)
-        found.setdefault(name, []).append([rank, status, time.monotonic() - stopped.get(name, time.monotonic())])
+        stopped.setdefault(name, time.monotonic())
+        found.setdefault(name, []).append([rank, status, time.monotonic() - stopped[name]])
     for pid, (name, rank) in started.items():
         metrics = folder / name / "run/metrics.jsonl"
         if rank == runs[name].get("stop", "") and name not in stopped and metrics.is_file():
@@ -146,11 +153,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(tiny, folder, free_port, python):
-    """How the processes of several runs ended: name of the run → (rank, status, seconds after SIGSTOP)."""
+    """How the processes of several runs ended: name of the run → (rank, status, seconds after SIGSTOP or the first)."""
     (folder / "sleeper.py").write_text(SLEEPER)
     sleeps = {"snapshot.enabled": True, "snapshot.metrics": ["sleeper:Sleeper"], "trainer.checkpoint_every": 3}
     runs = {name: {**run, "fields": fields_of(run["strategy"])} for name, run in STOPPED.items()}
     runs["sleeper"] = {"fields": fields_of("ddp", 2.0) | sleeps}
+    runs["fails"] = {"fields": fields_of("ddp") | {"trainer.context_parallel": 2}}
     runs["late"] = {"fields": {}}
     runs["data"] = {"fields": fields_of("single") | OFFLINE, "hangs": True, "ranks": [None]}
     runs["ddp-1"]["fields"] |= OFFLINE
@@ -200,6 +208,15 @@ def test_of_two_that_wait_the_one_that_is_not_in_a_collective_is_named(ended, fo
     assert "time.sleep(1000)" in text
     assert [os.waitstatus_to_exitcode(status) for _, status, _ in ended["sleeper"]] == [1, 1]
     assert len(list((folder / "sleeper" / "run").glob("hangs/*/rank-0000?.txt"))) == 2
+
+
+def test_who_waits_for_a_process_that_has_failed_ends_soon(ended, folder):
+    """Without a launcher that ends it, as srun is by default. A set-up may take 15 times as long."""
+    _, line = said(folder, "fails")
+    assert line == f"birthmark: error: alone (said by rank 1 on host {socket.gethostname()})"
+    (first, *_), (other, status, seconds) = ended["fails"]
+    assert (first, other, os.waitstatus_to_exitcode(status)) == (1, 0, 1)
+    assert seconds < TIMEOUT_S + 30
 
 
 def test_a_single_process_whose_data_do_not_come_ends(ended, folder):
