@@ -174,7 +174,7 @@ def field_kinds(config: type, prefix: str = "") -> Mapping[str, Any]:
 def field_value(name: str, value: Any, kind: Any) -> Any:
     """Return the value of a field of type ``kind``: ``"3"`` is a number if the field is one.
 
-    A text is read as YAML unless the field takes nothing but text.
+    A text is read as YAML unless the field takes nothing but text, and stays as it is where that gives text too.
 
     Raises:
         UsageError: the value has another type; names the field.
@@ -190,7 +190,9 @@ def field_value(name: str, value: Any, kind: Any) -> Any:
 def _readings(name: str, value: Any, kind: Any) -> Iterator[Any]:
     if isinstance(value, str) and value and kind is not str:
         with contextlib.suppress(UsageError):
-            yield parse_yaml(value, name)
+            # Another text loses what YAML takes for a comment or a name, as in the folder `a #b`.
+            if not isinstance(reading := parse_yaml(value, name), str):
+                yield reading
     yield value
 
 

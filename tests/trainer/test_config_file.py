@@ -235,7 +235,8 @@ def test_a_file_is_read_in_less_time_than_a_parser_is_built(tmp_path, tiny):
     assert [read_config(file).init_seed for file in files] == list(range(10))
 
 
-#: Of every kind that a field may have, and texts that YAML takes for something else.
+#: Texts that YAML takes for other texts, or for none; and values of every kind that a field may have.
+TEXTS = ["a #b", " a", "a ", "&x a", "!a", "*a", "| a", "it's", "'3'"]
 VALUES = [None, True, False, 0, 3, -1, 1.5, float("inf"), "", "3", "null", "true", "1e3", "~", "rope", "[1]", "head"]
 VALUES += [[], [0], [1, 2], [1.5], [None], [None, 3], ["a"], ["3"], ["null"], [True], [[1]], {}, {"name": 1}, ["text"]]
 
@@ -248,7 +249,7 @@ def test_a_value_is_what_the_parser_of_the_command_line_makes_of_it():
     add_run_fields(parser)
     taken = set()
     for name, kind in kinds.values():
-        for value in [*VALUES, *words]:
+        for value in [*VALUES, *TEXTS, *words]:
             try:
                 expected = dotted(parser.parse_object(nested({name: value}), defaults=False).as_dict())[name]
             except UsageError:
@@ -261,3 +262,5 @@ def test_a_value_is_what_the_parser_of_the_command_line_makes_of_it():
             assert repr(field_value(name, value, kind)) == repr(expected), name
             taken.add(name)
     assert len(taken) == len(kinds)
+    path = field_kinds(RunConfig)["data.path"]
+    assert [field_value("data.path", text, path) for text in TEXTS] == TEXTS
