@@ -6,6 +6,8 @@ changes, and what the part gives at earlier positions and in other sequences mus
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -14,13 +16,14 @@ from .attention.attention import Attention, attention_of
 from .attention.correlation import estimated_correlations
 from .attention.normalisers import WeightedSum
 from .attention.positions import POSITIONS, Placement
+from .attention.scores import Scores
 from .birth import initialize_parameters
 from .config import ModelConfig
 from .user_classes import name_in_config
 
-#: Positions of the trial, behind those of a prefix: a mean over so few shows each of them far above rounding.
-_POSITIONS = 16
-#: Differences up to this share of the largest output are rounding, as of sums in another order.
+#: Positions of the trial at most, behind those of a prefix.
+_POSITIONS = 1024
+#: Differences up to this share of a channel's largest output are rounding, as of sums in another order.
 _ROUNDING = 1e-5
 #: Size of the normal noise on the parts' parameters in the second try: what one multiplies that starts at 0 is hidden.
 _NOISE = 0.1
@@ -28,10 +31,12 @@ _NOISE = 0.1
 
 @torch.no_grad()
 def check_causal(config: ModelConfig, device: torch.device | str = "cpu") -> None:
-    """Raise UsageError if a user's part of attention reads later positions, or other sequences of its batch.
+    """Raise UsageError if a user's part of attention reads later positions, or other sequences of its batch; also if it
+    changes its input, keeps something from one call to the next, or gives numbers of another type.
 
     Every kind of block is tried alone, newborn and then with noise on the parameters of its parts, in float32, on two
-    sequences of random input. Outputs that are not finite are not judged.
+    sequences of random input as long as the run's. Outputs that are not finite are not judged. Random numbers that a
+    part draws from torch are the same in every pass; the random state stays as it was.
 
     Args:
         config: the model.
@@ -42,21 +47,26 @@ def check_causal(config: ModelConfig, device: torch.device | str = "cpu") -> Non
         with torch.device("meta"):
             attention = attention_of(config)(config, block)
             positions = POSITIONS[config.positions](config)
-        kind = tuple(map(type, _parts(attention)))
+        kind = tuple(map(type, _users_parts(attention)))
         if kind in tried:
             continue
         tried.add(kind)
         initialize_parameters(nn.ModuleList([attention, positions]).to_empty(device=device), config, init_seed=0)
-        n_positions = min((config.attention.prefix or 0) + _POSITIONS, config.max_seq_len)
-        _try(attention, positions.place(n_positions, device), n_positions, config.d_model)
+        n_prefix = config.attention.prefix or 0
+        n_positions = min(n_prefix + _POSITIONS, config.max_seq_len)
+        # Half of them: a sum over all shows many changes better than one. From an odd one: a part may read chunks.
+        first_changed = min(n_prefix + (n_positions - n_prefix) // 4 * 2 + 1, n_positions)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            _try(attention, positions.place(n_positions, device), n_positions, first_changed, config.d_model)
 
 
-def _parts(attention: Attention) -> list[nn.Module]:
-    """List the parts of attention that may be a user's."""
-    return [attention.normaliser, attention.aggregate, attention.gate]
+def _users_parts(attention: Attention) -> list[nn.Module]:
+    """List the parts of attention that are a user's; in some blocks the aggregation is ours all the same."""
+    parts = {"normaliser": attention.normaliser, "aggregation": attention.aggregate, "gate": attention.gate}
+    return [part for field, part in parts.items() if field in attention.user_parts]
 
 
-def _try(attention: Attention, place: Placement, n_positions: int, d_model: int) -> None:
+def _try(attention: Attention, place: Placement, n_positions: int, first_changed: int, d_model: int) -> None:
     device, generator = attention.o.weight.device, torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -64,24 +74,33 @@ def _try(attention: Attention, place: Placement, n_positions: int, d_model: int)
 
     x_BTD = drawn(2, n_positions, d_model)
     later_BTD, other_BTD = x_BTD.clone(), x_BTD.clone()
-    later_BTD[:, -1] = drawn(2, d_model)
+    later_BTD[:, first_changed:] = drawn(2, n_positions - first_changed, d_model)
     other_BTD[1] = drawn(n_positions, d_model)
     for noise in (0.0, _NOISE):
-        for parameter in nn.ModuleList(_parts(attention)).parameters() if noise else ():
+        for parameter in nn.ModuleList(_users_parts(attention)).parameters() if noise else ():
             parameter.add_(noise * drawn(*parameter.shape))
         for estimate in estimated_correlations(attention):
             estimate.reset()
         # The first pass in training gives estimates their moments, as a birth does.
-        attention.train()(x_BTD, place)
+        _outputs(attention.train(), x_BTD, place)
+        resumed = {name: value.clone() for name, value in attention.state_dict().items()}
         outputs = _outputs(attention.eval(), x_BTD, place)
+        _outputs(attention.train(), other_BTD, place)
+        attention.load_state_dict(resumed)
+        for (part, before), (_, after) in zip(outputs, _outputs(attention.eval(), x_BTD, place), strict=True):
+            if _differ(before, after).any():
+                raise UsageError(
+                    f"{name_in_config(part)}: its output for the same input and parameters changes from call to call, "
+                    "so that no resumed run goes on as it was; keep nothing between calls, and draw from torch alone"
+                )
         for (part, before), (_, after) in zip(outputs, _outputs(attention, later_BTD, place), strict=True):
-            if _differ(before[..., :-1, :], after[..., :-1, :]):
+            if _differ(before, after)[..., :first_changed, :].any():
                 raise UsageError(
                     f"{name_in_config(part)}: its output at a position changes with a later one, so that a model would "
                     "see the tokens that it predicts; read no position after a query's own"
                 )
         for (part, before), (_, after) in zip(outputs, _outputs(attention, other_BTD, place), strict=True):
-            if _differ(before[0], after[0]):
+            if _differ(before, after)[0].any():
                 raise UsageError(
                     f"{name_in_config(part)}: its output for a sequence changes with another one of the batch; read "
                     "each sequence by itself"
@@ -91,18 +110,54 @@ def _try(attention: Attention, place: Placement, n_positions: int, d_model: int)
 def _outputs(attention: Attention, x_BTD: Tensor, place: Placement) -> list[tuple[nn.Module, Tensor]]:
     """Return the parts of attention with their outputs ``[B, …, T, C]`` for an input, in the order of the pass."""
     found: list[tuple[nn.Module, Tensor]] = []
+    versions: list[list[int]] = []
 
-    def note(part: nn.Module, _: object, given: Tensor | WeightedSum) -> None:
-        found.append((part, (given.o_BHTK if isinstance(given, WeightedSum) else given).clone()))
+    def look(part: nn.Module, given: tuple[object, ...]) -> None:
+        versions.append([tensor._version for tensor in _tensors(given)])
 
-    hooks = [part.register_forward_hook(note) for part in _parts(attention)]
+    def note(part: nn.Module, given: tuple[object, ...], made: Tensor | WeightedSum) -> None:
+        output = made.o_BHTK if isinstance(made, WeightedSum) else made
+        if not isinstance(output, Tensor):
+            return  # which attention refuses
+        found.append((part, output.clone()))
+        if versions.pop() != [tensor._version for tensor in _tensors(given)]:
+            raise UsageError(
+                f"{name_in_config(part)}: changes its input in place, which others read; give a new tensor"
+            )
+        if output.dtype != x_BTD.dtype:
+            raise UsageError(
+                f"{name_in_config(part)}: gives {_word(output.dtype)} for {_word(x_BTD.dtype)}, and the model would go "
+                "on in it; give the type of what it gets, as by .to(o_BHTK.dtype)"
+            )
+
+    parts = _users_parts(attention)
+    hooks = [part.register_forward_pre_hook(look) for part in parts]
+    hooks += [part.register_forward_hook(note) for part in parts]
+    torch.manual_seed(0)
     try:
-        attention(x_BTD, place)
+        attention(x_BTD.clone(), place)
     finally:
         for hook in hooks:
             hook.remove()
     return found
 
 
-def _differ(before: Tensor, after: Tensor) -> bool:
-    return bool(((before - after).abs() > _ROUNDING * before.abs().max()).any())
+def _tensors(given: Iterable[object]) -> Iterator[Tensor]:
+    """Give the tensors that a part is called with."""
+    for one in given:
+        if isinstance(one, Scores):
+            yield from (one.q_BHTK, one.k_BGSK)
+        elif isinstance(one, WeightedSum):
+            yield one.o_BHTK
+        elif isinstance(one, Tensor):
+            yield one
+
+
+def _differ(before: Tensor, after: Tensor) -> Tensor:
+    """Mark the elements of outputs ``[B, …, T, C]`` that differ by more than rounding."""
+    size = before.abs().nan_to_num(0.0, 0.0, 0.0).amax((0, -2), keepdim=True)
+    return (before - after).abs() > _ROUNDING * size
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
+from ...errors import UsageError
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution, ParameterRole
-from ..user_classes import require_shape
+from ..user_classes import name_in_config, require_shape
 from .fused.backends import over_heads
 from .fused.blockwise import clipped_rows, softmax_rows, softpick_rows
 from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside
@@ -326,6 +327,20 @@ class Softmax(nn.Module):
         """Return the keys beside the tokens' that the normaliser adds."""
         return []
 
+    def _with_own(self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey]) -> list[ExtraKey]:
+        """Put the normaliser's own keys before the others; those of a user's own may have any type and shape."""
+        own = self.extra_keys(scores)
+        if not isinstance(own, list) or not all(isinstance(key, ExtraKey) for key in own):
+            raise UsageError(f"{name_in_config(self)}: extra_keys gives no list of ExtraKey; give one, [] for none")
+        for key in own:
+            shape: tuple[int, ...] = getattr(key.score_BHTN, "shape", ())
+            n_keys = shape[-1] if len(shape) == 4 else 1
+            require_shape(self, "a score of extra_keys", key.score_BHTN, (*scores.q_BHTK.shape[:3], n_keys))
+            if key.value_HNK is not None:
+                wanted = (scores.q_BHTK.shape[1], n_keys, v_BGSK.shape[-1])
+                require_shape(self, "a value of extra_keys", key.value_HNK, wanted)
+        return own + extra
+
     def forward(
         self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
@@ -338,7 +353,7 @@ class Softmax(nn.Module):
             needs_weights: weights will be read afterwards.
             needs_squares: :meth:`WeightedSum.sum_squares` will be called.
         """
-        extra = self.extra_keys(scores) + extra
+        extra = self._with_own(scores, v_BGSK, extra)
         if scores.fusable:
             return FusedSoftmax(scores, v_BGSK, extra, needs_weights, needs_squares)
         if scores.of_one_query and not extra and not needs_weights:
@@ -383,7 +398,7 @@ class Softpick(Softmax):
     def forward(
         self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
-        return Explicit(scores, v_BGSK, extra, self.rows, needs_weights)
+        return Explicit(scores, v_BGSK, self._with_own(scores, v_BGSK, extra), self.rows, needs_weights)
 
 
 class ClippedSoftmax(Softpick):
@@ -417,7 +432,7 @@ class Similarity(Softmax):
     def forward(
         self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
-        return Explicit(scores, v_BGSK, extra, self._rows, needs_weights)
+        return Explicit(scores, v_BGSK, self._with_own(scores, v_BGSK, extra), self._rows, needs_weights)
 
     def _rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         weights = self._of_each(scores).masked_fill(~seen, 0.0)

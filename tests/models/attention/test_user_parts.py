@@ -31,6 +31,7 @@ from torch import nn
 from birthmark.models.attention.aggregation import PlainAggregation
 from birthmark.models.attention.attention import PlainOutput
 from birthmark.models.attention.normalisers import Similarity, Softmax
+from birthmark.models.attention.scores import ExtraKey
 from birthmark.models.init import Constant
 from birthmark.models.init import ParameterRole
 
@@ -156,6 +157,90 @@ class Reversed(Scaled):
         return weighted.o_BHTK + self.gain[:, None, None] * weighted.o_BHTK.flip(2)
 
 
+class FarAhead(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return o_BHTK + o_BHTK.roll(-20, 2)
+
+
+class BesideAHugeChannel(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return torch.cat([torch.full_like(o_BHTK[..., :1], 1e10), (o_BHTK + o_BHTK.flip(2))[..., 1:]], -1)
+
+
+class Dropping(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return nn.functional.dropout(o_BHTK)
+
+
+class WholeSequences(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return o_BHTK * torch.linspace(1, 2, 40)[:, None]
+
+
+class Wide(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return o_BHTK.double()
+
+
+class Doubling(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return o_BHTK.mul_(2)
+
+
+class DoublingInput(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        x_BTD.mul_(2)
+        return o_BHTK
+
+
+class RunningMean(PlainOutput):
+    mean = 0.0
+
+    def forward(self, o_BHTK, x_BTD):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * float(o_BHTK.mean())
+        return o_BHTK - self.mean
+
+
+class Counting(RunningMean):
+    def forward(self, o_BHTK, x_BTD):
+        self.mean += 1.0
+        return o_BHTK / self.mean
+
+
+class KeyOfScore(Softmax):
+    shape = (3, 2, 12, 1)
+
+    def extra_keys(self, scores):
+        return [ExtraKey(torch.full(self.shape, 0.5))]
+
+
+class KeyPerHead(KeyOfScore):
+    shape = (2,)
+
+
+class ValueForAll(KeyOfScore):
+    def extra_keys(self, scores):
+        return [ExtraKey(torch.zeros(3, 2, 12, 1), torch.ones(8))]
+
+
+class NoList(KeyOfScore):
+    def extra_keys(self, scores):
+        return super().extra_keys(scores)[0]
+
+
+class BesideOneKey(Similarity):
+    def __init__(self, config):
+        super().__init__(config)
+        self.normalise = True
+
+    def phi(self, scores):
+        return scores.exp()
+
+    def extra_keys(self, scores):
+        return KeyOfScore.extra_keys(KeyOfScore, scores)
+
+
 class Numbered(Scaled):
     def distributions(self, init):
         return {"gain": 1.0}
@@ -257,6 +342,9 @@ MISSHAPEN = {
     ),
     "nothing": ("aggregation", "Forgetful: forward gives NoneType; give a tensor of the shape [3, 2, 12, 8]"),
     "a tensor": ("normaliser", "Bare: forward gives Tensor; give a WeightedSum, as super().forward does"),
+    "a score for each head": ("normaliser", "KeyPerHead: a score of extra_keys gives the shape [2]; give a tensor of"),
+    "a value for all": ("normaliser", "ValueForAll: a value of extra_keys gives the shape [8]; give a tensor of the s"),
+    "one key in no list": ("normaliser", "NoList: extra_keys gives no list of ExtraKey; give one, [] for none"),
 }
 
 
@@ -268,7 +356,16 @@ def test_a_part_that_gives_another_shape_is_refused(part, words, here):
     assert str(refused.value).startswith(f"model.attention.{part} my_arms:{words}")
 
 
+def test_rows_that_sum_to_one_with_a_key_of_ones_own(here):
+    # exp(s) over its sum, with one more key: the softmax with that key.
+    alone, together = (born(model(normaliser=f"my_arms:{name}"), 3) for name in ("BesideOneKey", "KeyOfScore"))
+    tokens = torch.randint(0, 24, (3, 12), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(alone(tokens), together(tokens))
+
+
 LATER, OTHER = "its output at a position changes with a later one", "its output for a sequence changes with another one"
+KEPT = "its output for the same input and parameters changes from call to call, so that no resumed run goes on as it"
+IN_PLACE = "changes its input in place, which others read; give a new tensor"
 #: Parts that read what they may not, and at first sight similar ones.
 LOOKING = {
     "normalised over all keys": ({"normaliser": "my_arms:OverAllKeys"}, LATER),
@@ -277,6 +374,13 @@ LOOKING = {
     "behind a prefix": ({"gate": "my_arms:LessTheMean", "prefix": 4}, LATER),
     "once it has trained": ({"aggregation": "my_arms:Reversed"}, LATER),
     "other sequences": ({"gate": "my_arms:LessTheBatch"}, OTHER),
+    "beside a huge channel": ({"gate": "my_arms:BesideAHugeChannel"}, LATER),
+    "a running mean": ({"gate": "my_arms:RunningMean"}, KEPT),
+    "a count of calls": ({"gate": "my_arms:Counting"}, KEPT),
+    "its input in place": ({"gate": "my_arms:Doubling", "aggregation": "headnorm"}, IN_PLACE),
+    "the attention's input in place": ({"gate": "my_arms:DoublingInput"}, IN_PLACE),
+    "float64": ({"gate": "my_arms:Wide"}, "gives float64 for float32, and the model would go on in it; give the type"),
+    "random numbers": ({"gate": "my_arms:Dropping"}, None),
     "the mean so far": ({"gate": "my_arms:LessTheMeanSoFar"}, None),
     "each score": ({"normaliser": "my_arms:SquaredRelu", "prefix": 4}, None),
     "with moments": (
@@ -300,6 +404,15 @@ def test_a_part_that_reads_later_tokens_or_other_sequences_is_refused(attention,
     with pytest.raises(UsageError) as refused:
         check_causal(model(**attention))
     assert str(refused.value).startswith(f"model.attention.{part} {name}: {words}")
+
+
+def test_a_part_is_tried_on_sequences_as_long_as_the_runs(here):
+    name_user_code("my_arms:FarAhead my_arms:WholeSequences")
+    state = torch.get_rng_state()
+    check_causal(dataclasses.replace(model(gate="my_arms:WholeSequences"), max_seq_len=40))
+    with pytest.raises(UsageError, match=LATER):
+        check_causal(dataclasses.replace(model(gate="my_arms:FarAhead"), max_seq_len=40))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(("gate", "words"), [("Broken", "cannot be made"), ("LessTheMean", "read no position after")])
