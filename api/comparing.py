@@ -23,7 +23,7 @@ from ..metrics.config import LineageTestConfig
 from ..metrics.seedprint import Fingerprint
 from ..models.by_block import HeldWeights
 from ..models.decoder import Decoder
-from ..schema import mistyped
+from ..schema import SchemaError, check, mistyped
 from ..study.lineage.answer import answer_of_models, short_names
 from ..study.lineage.comparison import check_comparable, check_probe, choose_probe, compare_models
 from ..study.lineage.options import ProbeOptions
@@ -144,7 +144,14 @@ def compare(
         raise UsageError(f"{len(models)} models: give at least two")
     if barrier is not None and text is None:
         raise UsageError(f"barrier {barrier}: a loss needs text; give text=")
-    if problems := comparison_problems(n_sequences, minibatch, barrier):
+    settings = checked_settings(n_sequences=n_sequences, batch_size=batch_size, probe_seed=probe_seed)
+    minibatch, barrier, seq_len = plain(minibatch), plain(barrier), plain(seq_len)
+    try:
+        check({"minibatch": minibatch}, dict[str, int])
+        check({"barrier": barrier, "seq_len": seq_len}, dict[str, int | None])
+    except SchemaError as error:
+        raise UsageError(str(error)) from None
+    if problems := comparison_problems(settings.n_sequences, minibatch, barrier):
         raise UsageError("; ".join(problems))
     given = {}
     for model in models:
@@ -152,7 +159,6 @@ def compare(
         if name in given:
             raise UsageError(f"{name}: was given twice; give each model once, modules as bm.load gives them")
         given[name] = model
-    settings = checked_settings(n_sequences=n_sequences, batch_size=batch_size, probe_seed=probe_seed)
     data = [text] if isinstance(text, str) else text
     # By name, a model is in memory only while it is read.
     comparer = Comparer(

@@ -16,7 +16,7 @@ from ..findings.interventions import intervention_in_words, intervention_sentenc
 from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.intervention_kinds import Around, Fill, Intervention, KindName
 from ..measure.interventions import Intervened
-from ..schema import quoted
+from ..schema import mistyped, quoted
 from ..trainer.by_name.intervention_probe import ProbeName, intervene_on
 from .display import Displayed
 from .model import Model, checked_settings, loaded_of
@@ -173,11 +173,13 @@ def intervene(
         loaded.n_positions, n_sequences=n_sequences, seq_len=seq_len, probe_seed=probe_seed, batch_size=batch_size
     )
     every = range(1, loaded.model.config.n_layers + 1)
+    if lambdas is not None and not (doses := _several("lambdas", lambdas, Real, "numbers")):
+        raise UsageError("lambdas: give one dose at least, or leave it out")
     what = Intervention(
         kind,
         tuple(every) if isinstance(layers, str) and layers == "all" else _whole("layers", layers),
         _whole("positions", positions),
-        None if lambdas is None else tuple(float(dose) for dose in _several("lambdas", lambdas, Real, "numbers")),
+        None if lambdas is None else tuple(map(float, doses)),
         around,
         matched,
         _whole("units", units),
@@ -185,6 +187,8 @@ def intervene(
         _whole("heads", heads),
         fill,
     )
+    if problems := mistyped(what):
+        raise UsageError("; ".join(problems))
     given = [text] if isinstance(text, str) else text
     chosen = probe or ("random" if given is None else "text")
     return InterventionResult(
@@ -207,6 +211,7 @@ def _several(name: str, given: Any, kind: type, what: str) -> list[Any]:
     if isinstance(given, np.ndarray):
         given = given.tolist()
     found = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    if not all(isinstance(number, kind) for number in found):
+    # True counts as 1 in Python.
+    if not all(isinstance(number, kind) and not isinstance(number, bool) for number in found):
         raise UsageError(f"{name} {quoted(given)}: give {what}")
     return found

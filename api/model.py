@@ -250,6 +250,8 @@ def loaded_of(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:
     if isinstance(model, Model):
         return model.loaded
     inner = unwrap(model)
+    if isinstance(inner, nn.Module) and any(parameter.is_meta for parameter in inner.parameters()):
+        raise UsageError(f"{type(inner).__name__}: lies on the device meta, where tensors have no values; give it some")
     return LoadedModel(type(inner).__name__, measurable(inner), None, UNKNOWN_STEP, None)
 
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from ..errors import UsageError
 from ..findings.formatting import format_value
+from ..messages import one_line
+from ..schema import quoted
 from .display import Displayed
 
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ class NamedArray(Displayed):
         values = np.asarray(self.values, dtype)
         return values.copy() if copy else values
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        # Without this np.mean calls the method mean with arguments of its own.
+        return function(*_without_names(args), **_without_names(kwargs))
+
     def __len__(self) -> int:
         return len(self.values)
 
@@ -69,12 +75,13 @@ class NamedArray(Displayed):
 
     def isel(self, **places: Any) -> NamedArray:
         """Select by indices from 0: a number removes its dimension, a list or a slice keeps it."""
-        for dim in places:
+        for dim, place in places.items():
             self._check(dim)
+            places[dim] = place if isinstance(place, slice) else self._indices(dim, place)
         values, dims, coords = self.values, self.dims, dict(self.coords)
         for dim, place in places.items():
             axis = dims.index(dim)
-            if isinstance(place, (int, np.integer)):
+            if not isinstance(place, slice) and place.ndim == 0:
                 values = values.take(int(place), axis)
                 dims = dims[:axis] + dims[axis + 1 :]
                 del coords[dim]
@@ -149,14 +156,28 @@ class NamedArray(Displayed):
         if isinstance(wanted, slice):
             raise UsageError(f"{dim}: sel takes coordinates, not a slice; give a list of them, or isel a slice")
         known = {_key(value): place for place, value in enumerate(self.coords[dim].tolist())}
-        several = isinstance(wanted, (list, tuple, range, np.ndarray))
-        names = np.asarray(wanted).tolist() if several else [np.asarray(wanted).item()]
+        given = _one_or_several(dim, wanted, "a coordinate", "fiuU")
+        names = np.atleast_1d(given).tolist()
         for name in names:
             if _key(name) not in known:
                 there = ", ".join(map(str, known)) if len(known) <= 12 else f"{min(known)} to {max(known)}"
-                raise UsageError(f"{self.name or 'this array'} has no {dim} {name}; there are {there}")
+                raise UsageError(f"{self.name or 'this array'} has no {dim} {name!r}; there are {there}")
         places = [known[_key(name)] for name in names]
-        return places if several else places[0]
+        return places if given.ndim else places[0]
+
+    def _indices(self, dim: str, wanted: Any) -> np.ndarray:
+        """Return one index or several of a dimension as an array; a mask has an entry for each."""
+        n = self.values.shape[self.dims.index(dim)]
+        given = _one_or_several(dim, wanted, "an index", "iub")
+        if given.dtype.kind == "b":
+            if given.shape != (n,):
+                raise UsageError(
+                    f"{dim} {quoted(wanted)}: a mask has an entry for each of {n}; give indices, or a mask"
+                )
+            return given.nonzero()[0]
+        if outside := [int(place) for place in np.atleast_1d(given) if not -n <= place < n]:
+            raise UsageError(f"{dim} {outside[0]}: there are {n}; give indices from 0 to {n - 1}, or from -{n} to -1")
+        return given
 
     def _reduced(self, how: Any, dim: str | None) -> NamedArray:
         if dim is None:
@@ -170,6 +191,27 @@ class NamedArray(Displayed):
         return pd.Index(self.coords[self.dims[axis]], name=self.dims[axis])
 
 
+def _without_names(given: Any) -> Any:
+    """Replace named arrays in the arguments of a function of numpy by their values."""
+    if isinstance(given, NamedArray):
+        return given.values
+    if isinstance(given, dict):
+        return {name: _without_names(value) for name, value in given.items()}
+    return type(given)(map(_without_names, given)) if type(given) in (list, tuple) else given
+
+
+def _one_or_several(dim: str, wanted: Any, what: str, kinds: str) -> np.ndarray:
+    """Return one selector or a list of them as an array; UsageError unless they have one of numpy's kinds."""
+    try:
+        given = np.asarray(wanted)
+    except (TypeError, ValueError, RuntimeError):
+        given = np.empty((), dtype=object)
+    given = given if given.size else given.astype(int)
+    if given.ndim > 1 or given.dtype.kind not in kinds:
+        raise UsageError(f"{dim} {one_line(quoted(wanted))}: give {what}, or a list of them")
+    return given
+
+
 #: One NaN for all, which are unequal to one another: the dose of a model that was left unchanged.
 _NAN = float("nan")
 
@@ -181,7 +223,7 @@ def _key(coordinate: Any) -> Any:
 
 def no_such(what: str, name: str, known: Iterable[str]) -> UsageError:
     """Make the error for an unknown name."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(str(name), list(known), n=1)
     hint = f"did you mean {close[0]}?" if close else "docs/quantities.md lists them"
     return UsageError(f"{name}: no such {what}; {hint}")
 

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Mapping
 from functools import cached_property
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,10 @@ from ..files import user_path
 from ..findings.formatting import in_few_words
 from ..measure.metrics_log import metrics_by_step
 from ..measure.records import RunDir
+from ..messages import one_line
 from ..models.config import dotted
 from ..report.terminal import RunConsole
+from ..schema import quoted
 from ..trainer.by_name.name_grammar import whole_run
 from ..trainer.config import RunConfig
 from ..trainer.config_file import build_config, read_config
@@ -91,7 +94,10 @@ class Run(Displayed):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.files = whole_run(str(path), "a Run is a whole run, and its load(step) a checkpoint")
+        self.files = whole_run(
+            fspath(path) if isinstance(path, PathLike) else str(path),
+            "a Run is a whole run, and its load(step) a checkpoint",
+        )
         """Files of the run by name (docs/run-directory.md)."""
         self._snapshots: tuple[object, Snapshots] | None = None
         self._metrics: tuple[object, Metrics] | None = None
@@ -199,6 +205,8 @@ def pretrain(
 
         named, found = "run", build_config(with_continued_rate(dotted(config) | dotted(overrides or {})))
     else:
+        if not isinstance(config, (str, PathLike)):
+            raise UsageError(f"config is {one_line(quoted(config))}: give a config, its fields, a file or a name")
         named, found = Path(config).stem, read_config(config, overrides)
     if run_dir is not None:
         found = dataclasses.replace(found, run_dir=str(run_dir))

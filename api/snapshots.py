@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,6 +13,7 @@ from ..findings.formatting import in_few_words, steps_near
 from ..measure.records import RunDir, step_of
 from ..measure.records import Snapshot as Record
 from ..metrics.quantity import AXES
+from ..schema import quoted
 from .display import Displayed
 from .named_array import NamedArray, no_such
 
@@ -29,7 +30,11 @@ class Snapshot(Displayed):
     """
 
     def __init__(self, record: Record | str | Path, name: str = "") -> None:
-        self.record = record if isinstance(record, Record) else Record.read(Path(record))
+        if not isinstance(record, Record):
+            if not (Path(record) / "summary.json").is_file():
+                raise UsageError(f"{record}: no snapshot; give the folder of one, such as RUN/snapshots/step-00000000")
+            record = Record.read(Path(record))
+        self.record = record
         self.name = name or str(self.record.summary.get("source", ""))
 
     @property
@@ -142,8 +147,8 @@ class Snapshots(Displayed, Sequence[Snapshot]):
 
     def at(self, step: int) -> Snapshot:
         """Return the snapshot after ``step`` optimizer steps."""
-        if step not in self._places:
-            raise UsageError(f"no snapshot of step {step}; there are {steps_near(self._places, step)}")
+        if not isinstance(step, Hashable) or step not in self._places:
+            raise UsageError(f"no snapshot of step {quoted(step)}; there are {steps_near(self._places, step)}")
         return self[self._places[step]]
 
     def scalars(self) -> Mapping[str, NamedArray]:

@@ -29,11 +29,13 @@ from ..data.packing import DocumentBorders
 from ..data.probes import passage_probe, random_probe, text_ids
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
+from ..messages import one_line
 from ..metrics.rankings import ranking
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
 from ..models.user_classes import in_words
+from ..schema import mistyped, quoted
 from .config import SnapshotConfig
 from .find_model import measurable, unwrap
 from .gradients import measure_gradients, with_gradients
@@ -250,6 +252,30 @@ class _Seen:
         return self.model() is model and self.config == seen.config
 
 
+#: Arguments of a recorder that may have another type by mistake, with what they are.
+_GIVEN = {
+    "config": "a SnapshotConfig",
+    "probes": "token ids by the name of the probe, {'NAME': [[1, 2, 3], …]}",
+    "metrics": "a list of metrics",
+    "birth": "a BirthReference, as birth_reference makes of a model",
+    "init_seed": "a whole number",
+    "newborn": "a function from a seed to a model",
+    "tokens_per_step": "a whole number, or a function from a number of steps to tokens",
+}
+
+
+def _whole(step: Any) -> int:
+    """Return a number of steps as Python's; a file's name and its summary have it.
+
+    Raises:
+        UsageError: no whole number of at least 0.
+    """
+    number = step.item() if isinstance(step, torch.Tensor) and step.numel() == 1 else step
+    if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
+        raise UsageError(f"step is {one_line(quoted(step))}: give a whole number of at least 0")
+    return int(number)
+
+
 class SnapshotRecorder:
     """Recorder that takes snapshots of one model during its training and writes them into one folder.
 
@@ -305,13 +331,25 @@ class SnapshotRecorder:
         borders: DocumentBorders | None = None,
         init_from: str | None = None,
     ) -> None:
+        kinds: tuple[tuple[str, object, Any], ...] = (
+            ("config", config, SnapshotConfig),
+            ("probes", probes, Mapping),
+            ("metrics", metrics, Sequence),
+            ("birth", birth, BirthReference),
+            ("init_seed", init_seed, Integral),
+            ("newborn", newborn, Callable),
+            ("tokens_per_step", tokens_per_step, (Integral, Callable)),
+        )
+        for name, given, kind in kinds:
+            if given is not None and (not isinstance(given, kind) or isinstance(given, (bool, str))):
+                raise UsageError(f"{name} is {one_line(quoted(given))}: give {_GIVEN[name]}")
         self.borders, self.init_from = borders, init_from
         self.run, self.config = RunDir(Path(dirpath)), config or SnapshotConfig()
         given_probes = dict(probes or {})
         self.text, self.tokenizer = text, tokenizer
         self.newborn, self.init_seed, self.given = newborn, init_seed, birth
         self.token_texts, self.tokens_per_step = token_texts, tokens_per_step
-        problems = self.config.problems()
+        problems = mistyped(self.config) or self.config.problems()
         problems += [
             f"snapshot.probes has {name!r}: give its token ids, probes={{{name!r}: …}}"
             for name in self.config.probes or ()
@@ -364,7 +402,7 @@ class SnapshotRecorder:
                 one.
             RunError: the model gives NaN or inf, or the snapshot cannot be written.
         """
-        return self._take(model, step, None)
+        return self._take(model, _whole(step), None)
 
     def take_if_possible(self, model: Any, step: int, *, writes: bool = True) -> Snapshot | None:
         """Take a snapshot like :meth:`take`, in a training that a failure must not end: as ``config.on_error`` says.
@@ -380,6 +418,7 @@ class SnapshotRecorder:
         Raises:
             UsageError, RunError, OSError: see :meth:`take`; if ``config.on_error`` is ``raise``.
         """
+        step = _whole(step)
         if self.config.on_error == "raise":
             return self._take(model, step, None, writes)
         try:

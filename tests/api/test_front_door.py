@@ -173,6 +173,11 @@ def test_snapshots_are_named_arrays(run):
     assert scalar.values.tolist() == [record.bias["preference_ratio"] for record in records]
     with pytest.raises(bm.UsageError, match="no snapshot of step 3; there are 0, 2, 4, 6"):
         run.snapshots.at(3)
+    with pytest.raises(bm.UsageError, match="no snapshot of step '2'; there are 0, 2, 4, 6"):
+        run.snapshots.at("2")
+    with pytest.raises(bm.UsageError, match="3: no such array"):
+        run.snapshots[-1][3]
+    assert bm.Run(run).path == run.path
     with pytest.raises(bm.UsageError, match=r"sink_mas: no such quantity; did you mean sink_mass\?"):
         run.snapshots["sink_mas"]
 
@@ -430,6 +435,25 @@ def test_numbers_of_numpy_are_numbers():
         (lambda model: bm.measure(model, probe_seed="a"), "probe_seed is 'a', not a whole number"),
         (lambda model: bm.measure(model, probe_seed=2**70), f"probe_seed is {2**70}: give at most {2**64 - 1}"),
         (lambda model: bm.compare(model, "tiny_demo@2", probe_seed="a"), "probe_seed is 'a', not a whole number"),
+        (lambda model: bm.compare(model, "tiny_demo@2", seq_len="8"), "seq_len is '8', not a whole number"),
+        (lambda model: bm.compare(model, "tiny_demo@2", minibatch=4.0), "minibatch is 4.0, not a whole number"),
+        (lambda model: bm.compare(model, "tiny_demo@2", n_sequences=True), "n_sequences is True, not a whole number"),
+        (
+            lambda model: bm.intervene(model, "mask", layers=True, positions=1),
+            "layers True: give whole numbers, or 'all'",
+        ),
+        (
+            lambda model: bm.intervene(model, "scale", layers=1, positions=1, lambdas=[]),
+            "lambdas: give one dose at least, or leave it out",
+        ),
+        (
+            lambda model: bm.intervene(model, "scale", layers=1, positions=1, matched="no"),
+            "matched is 'no', not true or false",
+        ),
+        (
+            lambda model: bm.intervene(model, "ablate_head", layers=1, heads=0, fill="x"),
+            "fill is 'x', not one of 'zero' or 'mean'",
+        ),
     ],
 )
 def test_what_is_no_number_is_named(ask, message):
@@ -444,6 +468,12 @@ def test_what_is_no_number_is_named(ask, message):
     [
         (lambda: bm.Run("/no/such"), "/no/such: not a run"),
         (lambda: bm.load("./nowhere"), "neither a run"),
+        (lambda: bm.Snapshot("/no/such"), "/no/such: no snapshot; give the folder of one, such as RUN/snapshots/step-"),
+        (lambda: bm.pretrain(None), "config is None: give a config, its fields, a file or a name"),
+        (
+            lambda: bm.measure(bm.load("tiny_demo@1").module.to("meta")),
+            "Decoder: lies on the device meta, where tensors have no values",
+        ),
         (lambda: bm.load(3), "3 is no name of a model; give a text, a path or a run"),
         (lambda: bm.load("tiny_demo@1", on="foo"), "on 'foo': no device; give cpu, cuda or cuda:1"),
         (lambda: bm.load("tiny_demo@1", on="cuda:99"), "on cuda:99: this machine has "),
@@ -464,6 +494,9 @@ def test_what_is_no_number_is_named(ask, message):
     ],
     ids=[
         "run",
+        "snapshot",
+        "no config",
+        "no values",
         "model",
         "number",
         "device",

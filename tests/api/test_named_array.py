@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from birthmark.api.named_array import NamedArray
 from birthmark.errors import UsageError
@@ -57,6 +58,9 @@ def test_pandas_has_the_coordinates(array):
 def test_numpy_takes_it(array):
     assert np.asarray(array).sum() == VALUES.sum()
     assert np.log1p(array).shape == array.shape
+    np.testing.assert_array_equal(np.max(array, axis=1), VALUES.max(1))
+    assert np.mean(array) == VALUES.mean()
+    assert np.stack([array, array]).shape == (2, *VALUES.shape)
     assert float(array.sel(layer=1, head=0, epsilon=0.2)) == 1.0
     assert repr(array).startswith("<NamedArray mass (layer: 2, head: 3, epsilon: 4) in %>")
 
@@ -81,3 +85,24 @@ def test_what_is_not_there_is_named(array):
         array.sel(lay=1)
     with pytest.raises(UsageError, match="mass has no layer 3; there are 1, 2"):
         array.sel(layer=3)
+    with pytest.raises(UsageError, match="mass has no layer '1'; there are 1, 2"):
+        array.sel(layer="1")
+
+
+@pytest.mark.parametrize("wanted", [True, [True, False], [[1, 2]], {1}, None], ids=repr)
+def test_sel_takes_one_coordinate_or_a_list(array, wanted):
+    with pytest.raises(UsageError, match=r"layer .*: give a coordinate, or a list of them"):
+        array.sel(layer=wanted)
+
+
+@pytest.mark.parametrize("wanted", [None, 1.0, "1", [[0, 1]], True, [True], 2, [0, -3]], ids=repr)
+def test_isel_takes_indices_that_are_there_or_a_mask(array, wanted):
+    with pytest.raises(UsageError, match=r"layer .*: (give an index|there are 2; give|a mask has an entry)"):
+        array.isel(layer=wanted)
+
+
+def test_tensors_tuples_and_masks_select_as_lists_do(array):
+    for places in ((1, 0), torch.tensor([1, 0])):
+        same(array.isel(layer=places), array.isel(layer=[1, 0]).to_xarray())
+    same(array.isel(layer=[False, True]), array.to_xarray().isel(layer=[1]))
+    same(array.sel(layer=torch.tensor([2])), array.to_xarray().sel(layer=[2]))

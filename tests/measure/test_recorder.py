@@ -352,6 +352,12 @@ def test_what_cannot_be_is_refused_in_one_line(llama, small_probe, tiny, tmp_pat
         assert "\n" not in str(caught.value)
 
     SnapshotRecorder(tmp_path, small_probe).take(llama(), 0)
+    for step in (-1, 1.5, True, "1", None, torch.tensor([1, 2])):
+        refused("step is .*: give a whole number", lambda step=step: SnapshotRecorder(tmp_path).take(llama(), step))
+    refused("config is .*: give a SnapshotConfig", lambda: SnapshotRecorder(tmp_path, {"seq_len": 8}))
+    refused("n_sequences is '3', not a whole", lambda: SnapshotRecorder(tmp_path, SnapshotConfig(n_sequences="3")))
+    refused("birth is .*: give a BirthReference", lambda: SnapshotRecorder(tmp_path, birth=llama()))
+    refused("tokens_per_step is '5': give a whole", lambda: SnapshotRecorder(tmp_path, tokens_per_step="5"))
     other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama().config.to_dict() | {"vocab_size": 60}))
     refused("step-00000000: is of another model", lambda: SnapshotRecorder(tmp_path, small_probe).take(other, 1))
     longer = tiny({"snapshot.seq_len": 9, "snapshot.batch_size": 4}).snapshot
