@@ -252,18 +252,6 @@ class _Seen:
         return self.model() is model and self.config == seen.config
 
 
-#: Arguments of a recorder that may have another type by mistake, with what they are.
-_GIVEN = {
-    "config": "a SnapshotConfig",
-    "probes": "token ids by the name of the probe, {'NAME': [[1, 2, 3], …]}",
-    "metrics": "a list of metrics",
-    "birth": "a BirthReference, as birth_reference makes of a model",
-    "init_seed": "a whole number",
-    "newborn": "a function from a seed to a model",
-    "tokens_per_step": "a whole number, or a function from a number of steps to tokens",
-}
-
-
 def _whole(step: Any) -> int:
     """Return a number of steps as Python's; a file's name and its summary have it.
 
@@ -331,18 +319,18 @@ class SnapshotRecorder:
         borders: DocumentBorders | None = None,
         init_from: str | None = None,
     ) -> None:
-        kinds: tuple[tuple[str, object, Any], ...] = (
-            ("config", config, SnapshotConfig),
-            ("probes", probes, Mapping),
-            ("metrics", metrics, Sequence),
-            ("birth", birth, BirthReference),
-            ("init_seed", init_seed, Integral),
-            ("newborn", newborn, Callable),
-            ("tokens_per_step", tokens_per_step, (Integral, Callable)),
+        kinds: tuple[tuple[str, object, Any, str], ...] = (
+            ("config", config, SnapshotConfig, "a SnapshotConfig"),
+            ("probes", probes, Mapping, "token ids by the name of the probe, {'NAME': [[1, 2, 3], …]}"),
+            ("metrics", metrics, Sequence, "a list of metrics"),
+            ("birth", birth, BirthReference, "a BirthReference, as birth_reference makes of a model"),
+            ("init_seed", init_seed, Integral, "a whole number"),
+            ("newborn", newborn, Callable, "a function from a seed to a model"),
+            ("tokens_per_step", tokens_per_step, (Integral, Callable), "a whole number, or a function of the step"),
         )
-        for name, given, kind in kinds:
+        for name, given, kind, wanted in kinds:
             if given is not None and (not isinstance(given, kind) or isinstance(given, (bool, str))):
-                raise UsageError(f"{name} is {one_line(quoted(given))}: give {_GIVEN[name]}")
+                raise UsageError(f"{name} is {one_line(quoted(given))}: give {wanted}")
         self.borders, self.init_from = borders, init_from
         self.run, self.config = RunDir(Path(dirpath)), config or SnapshotConfig()
         given_probes = dict(probes or {})

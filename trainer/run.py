@@ -31,8 +31,8 @@ from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, worl
 from ..measure.records import RunDir
 from ..models.adapters import base_digest
 from ..models.birth import digest
-from ..models.causality import check_causal
 from ..models.decoder import Decoder
+from ..models.user_parts import check_user_parts
 from ..report.terminal import RunConsole, say
 from .checkpoints.folder_io import FolderCheckpointIO
 from .checkpoints.stored_tensors import open_checkpoint
@@ -302,7 +302,7 @@ def pretrain(
         # Before the data, which may take hours: a class of the user's own may be none that a model can be built of.
         with torch.device("meta"):
             Decoder(config.model)
-        check_causal(config.model, device)
+        check_user_parts(config.model, device)
         material = Material.read(config.eval)
         data = _prepare_data(config, process)
         config = _fitted(config, data)

@@ -12,7 +12,6 @@ from birthmark.launch.cli import main
 from birthmark.measure.metrics_log import read_metrics
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
-from birthmark.models.causality import check_causal
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.exchange.conversion import config_from_json
@@ -20,6 +19,7 @@ from birthmark.models.exchange.conversion import family_of as written_as
 from birthmark.models.init import parameter_roles
 from birthmark.models.parameter_shapes import parameter_shapes
 from birthmark.models.user_classes import name_user_code
+from birthmark.models.user_parts import check_user_parts
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.saved_config import write_config
@@ -399,19 +399,19 @@ def test_a_part_that_reads_later_tokens_or_other_sequences_is_refused(attention,
     part, name = next(iter(attention.items()))
     name_user_code(name)
     if words is None:
-        check_causal(model(**attention))
+        check_user_parts(model(**attention))
         return
     with pytest.raises(UsageError) as refused:
-        check_causal(model(**attention))
+        check_user_parts(model(**attention))
     assert str(refused.value).startswith(f"model.attention.{part} {name}: {words}")
 
 
 def test_a_part_is_tried_on_sequences_as_long_as_the_runs(here):
     name_user_code("my_arms:FarAhead my_arms:WholeSequences")
     state = torch.get_rng_state()
-    check_causal(dataclasses.replace(model(gate="my_arms:WholeSequences"), max_seq_len=40))
+    check_user_parts(dataclasses.replace(model(gate="my_arms:WholeSequences"), max_seq_len=40))
     with pytest.raises(UsageError, match=LATER):
-        check_causal(dataclasses.replace(model(gate="my_arms:FarAhead"), max_seq_len=40))
+        check_user_parts(dataclasses.replace(model(gate="my_arms:FarAhead"), max_seq_len=40))
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -1,7 +1,8 @@
-"""Causality of parts of a user's own: at no position may they read a later one, and in no sequence another.
+"""Trial of the parts of attention that are a user's, before a run: at no position may they read a later one, in no
+sequence another, and nothing may stay from call to call.
 
-A part that does trains all the same, to a loss that no causal model reaches. So each is tried before a run: an input
-changes, and what the part gives at earlier positions and in other sequences must stay as it was.
+A part that does trains all the same, one that looks ahead to a loss that no causal model reaches. So an input changes,
+and the part's outputs at earlier positions and in other sequences must stay as they were.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NOISE = 0.1
 
 
 @torch.no_grad()
-def check_causal(config: ModelConfig, device: torch.device | str = "cpu") -> None:
+def check_user_parts(config: ModelConfig, device: torch.device | str = "cpu") -> None:
     """Raise UsageError if a user's part of attention reads later positions, or other sequences of its batch; also if it
     changes its input, keeps something from one call to the next, or gives numbers of another type.
 
@@ -61,7 +62,7 @@ def check_causal(config: ModelConfig, device: torch.device | str = "cpu") -> Non
 
 
 def _users_parts(attention: Attention) -> list[nn.Module]:
-    """List the parts of attention that are a user's; in some blocks the aggregation is ours all the same."""
+    """List the parts of attention that are a user's; a block that the aggregation leaves out has a built-in one."""
     parts = {"normaliser": attention.normaliser, "aggregation": attention.aggregate, "gate": attention.gate}
     return [part for field, part in parts.items() if field in attention.user_parts]
 
