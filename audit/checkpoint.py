@@ -375,6 +375,7 @@ def _open_run_checkpoint(folder: Path) -> FileWeights:
                 Part(folder / file, begins[name] + i * size, runs.start + i * runs.stride, runs.run)
                 for i in range(runs.n // runs.run)
             ]
+        stored.check_whole(0, weights.entries[parameter].numel)
     return weights
 
 

@@ -4,11 +4,14 @@ import json
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from birthmark.audit.checkpoint import _open_run_checkpoint
+from birthmark.models import tensor_shards
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
-from birthmark.models.tensor_shards import full_shape, full_tensor, shard_of
+from birthmark.models.tensor_shards import Runs, TensorShard, full_shape, full_tensor, shard_of
 from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder
 
 # Odd sizes: 7 rows over 2, 3 and 2 × 2 ranks, so that some hold a shorter shard or none.
@@ -142,3 +145,26 @@ def test_a_process_holds_all_of_a_tensor_that_is_not_sharded():
     assert x[1, 1] == -1.0  # a view, not a copy
     assert full_shape(x) == (2, 3)
     assert full_tensor(x).data_ptr() == x.data_ptr()
+
+
+@given(*(st.integers(*ends) for ends in ((0, 9), (0, 6), (1, 4), (0, 3), (0, 40))), st.data())
+def test_runs_are_the_elements_that_a_list_of_them_has(start, n_runs, run, gap, stop, data):
+    runs = Runs(start, n_runs * run, run, run + gap)
+    held = [start + i * (run + gap) + j for i in range(n_runs) for j in range(run)]
+    assert runs.stop == (held[-1] + 1 if held else start)
+    begin = data.draw(st.integers(0, stop))
+    # Of memory that has other tensors before it and behind it, as a view of a mapped file has.
+    memory = torch.arange(100)
+    whole, parts = memory[7:80] - 7, [*runs.overlaps(begin, stop)]
+    found = [part.within(memory[7:80][begin:], begin).flatten() - 7 for part in parts]
+    assert [x for one in found for x in one.tolist()] == [x for x in held if begin <= x < stop]
+    assert all(part.n == len(one) for part, one in zip(parts, found, strict=True))
+    assert [runs.index_of(x) for x in held] == [*range(len(held))]
+    # A shard is read some runs at a time.
+    for at_once in (False, True):
+        local = torch.zeros(len(held), dtype=torch.long)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tensor_shards, "_READ", 2 * runs.stride)
+            shard = TensorShard(local, start, (80,), 0, (run, run + gap))
+            shard.fill(lambda first, last: whole[first:last], at_once=at_once)
+        assert local.tolist() == held

@@ -7,7 +7,7 @@ distribution over processes of the run that wrote it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NotRequired
 
 import numpy as np
@@ -158,14 +158,19 @@ def piece_of(runs: Runs) -> dict[str, int]:
     return {name: facts[name] for name in ("start", "n")} if runs.is_range else facts
 
 
-def _check_whole(name: str, shape: list[int], pieces: list[dict[str, Any]]) -> None:
-    found = [runs for piece in pieces if (runs := runs_of(piece)).n]
+def make_up(found: Iterable[Runs], start: int, stop: int) -> bool:
+    """Return True if runs hold every element of a range once, and nothing else."""
+    found = [runs for runs in found if runs.n]
     # The beginning and length of every run: a matrix that is sharded along its columns has one in each row.
-    starts = np.concatenate([[0], *(runs.start + runs.stride * np.arange(runs.n // runs.run) for runs in found)])
+    starts = np.concatenate([[start], *(runs.start + runs.stride * np.arange(runs.n // runs.run) for runs in found)])
     lengths = np.concatenate([[0], *(np.full(runs.n // runs.run, runs.run) for runs in found)])
     order = np.lexsort((lengths, starts))
-    ends = lengths[order].cumsum()
-    if ends[-1] != math.prod(shape) or (starts[order][1:] != ends[:-1]).any():
+    ends = start + lengths[order].cumsum()
+    return bool(ends[-1] == stop and (starts[order][1:] == ends[:-1]).all())
+
+
+def _check_whole(name: str, shape: list[int], pieces: list[dict[str, Any]]) -> None:
+    if not make_up(map(runs_of, pieces), 0, math.prod(shape)):
         raise RuntimeError(f"checkpoint entry {name!r}: its pieces do not make up {shape}: {pieces}")
 
 

@@ -22,7 +22,7 @@ from ...messages import one_line
 from ...models.tensor_shards import Runs, TensorShard, shard_of
 from ...schema import SchemaError, check, checked, quoted
 from ..processes.joint_failure import raise_on_every_rank
-from .state_file import FORMAT, MEND, STATE, STATES, TENSORS, from_json, runs_of
+from .state_file import FORMAT, MEND, STATE, STATES, TENSORS, from_json, make_up, runs_of
 from .stored_run import fetch_checkpoint
 
 
@@ -52,14 +52,22 @@ class StoredTensor:
             for file, piece in self.pieces
             for part in piece.overlaps(start, stop)
         ]
+        self.check_whole(start, stop)
         # Nothing is allocated before the files are found to hold it. The source is a view of a mapped file: only copied
         # parts are read.
         into = torch.empty(stop - start, dtype=self.dtype)
         for part, at, held in found:
             part.within(into, start).copy_(held[at : at + part.n].view(-1, part.run))
-        if sum(part.n for part, *_ in found) != len(into):
-            raise RunError(f"{self.folder.path / STATE}: damaged ({self.name} is not whole); {MEND}")
         return into
+
+    def check_whole(self, start: int, stop: int) -> None:
+        """Check that the pieces hold each of these elements once: one that none holds would be what the memory held.
+
+        Raises:
+            RunError: they do not.
+        """
+        if not make_up((part for _, piece in self.pieces for part in piece.overlaps(start, stop)), start, stop):
+            raise RunError(f"{self.folder.path / STATE}: damaged ({self.name} is not whole); {MEND}")
 
     def whole(self) -> Tensor:
         """Read the whole tensor."""

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import shutil
 import stat
 
@@ -11,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from birthmark.audit.certificate import content_of, order_inputs
+from birthmark.audit.certificate import commitment, content_of, order_inputs
 from birthmark.files import write_sealed_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
@@ -71,6 +72,7 @@ def test_a_certificate_commits_and_shows_no_seed(certified, certificate):
     for what, value in (("init_seed", 3), ("birth", birth["digest"]), ("data_order", told["data_order"])):
         assert certificate["commitments"][what] == slow_commitment(what, value, told["salt"])
     assert told["data_order"]["data"]["data_seed"] == config.data.data_seed == 5
+    assert told["data_order"]["corpus"] == {name: value for name, value in birth["data"].items() if name != "path"}
     assert "cache_dir" not in told["data_order"]["data"]
     text = json.dumps(certificate)
     assert birth["digest"] not in text
@@ -131,6 +133,17 @@ def test_a_certificate_of_a_later_version_opens_with_the_secret_that_was_kept(
     secret.write_text(json.dumps(kept))
     said = refused("certify", run, "--out", tmp_path / "last.json", status=1)
     assert f"{secret}: says data_order.data.data_seed 6, and the run gives 5; restore both from a copy" in said
+    kept["data_order"]["data"] |= {"data_seed": 5, "sources": [{"path": "more"}]}
+    secret.write_text(json.dumps(kept))
+    said = refused("certify", run, "--out", tmp_path / "last.json", status=1)
+    assert f"{secret}: says data_order.data.sources [{{'path': 'more'}}], and the run gives []; restore" in said
+
+
+def test_values_that_no_json_has_have_no_commitment():
+    """Nobody else could compute it."""
+    for value in (math.nan, -math.inf):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            commitment("data_order", {"epochs": value}, bytes(32))
 
 
 def test_a_checkpoint_at_birth_is_not_listed(certified, certificate, tmp_path, capsys):
@@ -285,7 +298,7 @@ def test_a_bad_statement_is_told_in_a_line(certified, certificate, refused, tmp_
     assert "neither a run" in refused("verify", file, tmp_path)
 
 
-def test_a_model_of_another_shape_is_told_and_not_read(certified, verified, tmp_path):
+def test_a_model_of_another_shape_is_told_and_not_read(certified, verified, tmp_path, refused):
     found = verified("demo@0", status=3)
     assert found["verdict"] == "other model"
     assert "another model than the certificate's (embed.weight is [" in found["sentence"]
@@ -294,6 +307,11 @@ def test_a_model_of_another_shape_is_told_and_not_read(certified, verified, tmp_
     (tmp_path / "deeper.yaml").write_text(yaml.safe_dump(deeper))
     found = verified(f"{tmp_path / 'deeper.yaml'}@3", status=3)
     assert "blocks.2.attn.k.weight is in none of the certificate's model" in found["sentence"]
+    deeper["model"] |= {"n_layers": 2, "attention": {"normaliser": "json:JSONDecoder"}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(deeper))
+    assert "has parts of its owner's own" in refused(
+        "verify", certified.path / "certificate.json", f"{tmp_path / 'own.yaml'}@3"
+    )
 
 
 def test_a_run_that_no_seed_gives_again_is_not_certified(certified, refused, tmp_path, seal_config):
@@ -302,6 +320,11 @@ def test_a_run_that_no_seed_gives_again_is_not_certified(certified, refused, tmp
     seal_config(run / "config.yaml", text.replace("init_from: ''", f"init_from: {certified.path}@4"))
     (run / "certificate.json").unlink()
     assert "certify the run that it is of" in refused("certify", run)
+    # A class of the owner's own: nobody else can draw its parameters, nor is its code in the certificate.
+    seal_config(run / "config.yaml", text.replace("normaliser: softmax\n", "normaliser: json:JSONDecoder\n"))
+    assert "model.attention.normaliser is a class of your own, which others cannot draw again" in refused(
+        "certify", run
+    )
     assert "not a run" in refused("certify", tmp_path)
 
 

@@ -142,6 +142,7 @@ REFUSED_KEYS = [
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
     ("llama", {"hidden_size": "32"}, "hidden_size is '32'"),
     ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
+    ("llama", {"num_hidden_layers": True}, "num_hidden_layers is True"),
     ("llama", {"num_hidden_layers": 0}, "n_layers is 0"),
     ("llama", {"model_type": "mamba"}, "model_type 'mamba'"),
     ("llama", {"model_type": None}, "model_type None"),
@@ -171,12 +172,13 @@ def test_what_we_do_not_have_is_refused_by_key_and_value(name, changes, said, th
     assert "\n" not in str(error.value)
 
 
-def test_a_scale_of_draws_above_any_float_is_none(their_config):
+def test_a_scale_of_draws_above_any_float_or_of_0_is_none(their_config):
     """It decides nothing: the weights are there."""
     content = their_config("llama").to_dict()
     default = config_from_json(content | {"initializer_range": None})
     assert config_from_json(content | {"initializer_range": 10**400}) == default
     assert config_from_json(content | {"initializer_range": 1e39}) == default
+    assert config_from_json(content | {"initializer_range": 0}) == default
 
 
 def test_as_many_key_heads_as_heads_where_their_number_is_null(their_config):

@@ -148,6 +148,12 @@ def test_a_model_is_the_one_that_transformers_reads(tmp_path, arch):
     assert ours.state_dict().keys() == state.keys()
     for name, tensor in ours.state_dict().items():
         assert torch.equal(tensor, state[name]), name
+    with open_weights(gguf_folder([file]) / GGUF_TENSORS) as tensors:
+        for name in tensors.keys():  # noqa: SIM118, as of safetensors
+            values, rows = tensors.get_tensor(name), tensors.get_slice(name)
+            assert rows.get_shape() == list(values.shape)
+            for part in (slice(1, 3), slice(-3, None), slice(2, 10**6)):
+                assert torch.equal(rows[part], values[part]), name
     tokens_BT = torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours(tokens_BT).logits, theirs(tokens_BT).logits, atol=0, rtol=0)
     found, wanted = ours.config.to_dict(), ARCHITECTURES[arch][1]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from birthmark.audit.checkpoint import _open_run_checkpoint
 from birthmark.errors import RunError
 from birthmark.models.decoder import Decoder
 from birthmark.models.tensor_shards import TensorShard
@@ -160,6 +161,67 @@ def test_missing_and_broken_state_is_named(folder):
             FolderCheckpointIO().load_checkpoint(folder)
 
 
+def write_sealed(folder, content):
+    content = {name: value for name, value in content.items() if name != "sha256"}
+    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (folder / "state.json").write_text(json.dumps({"sha256": seal, **content}))
+
+
+#: Change of a state, as someone makes it who seals it anew, and what is said of it.
+CONTRADICTIONS = {
+    "another step": (lambda c: c.update(step=8), r"step is 8, and the folder is of another"),
+    "a file outside": (lambda c: c["files"].update({"../x": "0" * 64}), r"files has '\.\./x'"),
+    "a file that is not listed": (
+        lambda c: c["tensors"]["transposed"]["pieces"][0].update(file="x.safetensors"),
+        r"'transposed' is in 'x\.safetensors', which is not among files",
+    ),
+    "runs of 0": (lambda c: c["tensors"]["transposed"]["pieces"][0].update(run=0), "6 elements in runs of 0"),
+    "runs cut": (lambda c: c["tensors"]["transposed"]["pieces"][0].update(run=4, stride=4), "6 elements in runs of 4"),
+    "runs over runs": (lambda c: c["tensors"]["transposed"]["pieces"][0].update(run=3, stride=2), "in runs of 3"),
+    "too few": (lambda c: c["tensors"]["transposed"]["pieces"][0].update(n=5), r"do not make up \[3, 2\]"),
+    "another place": (lambda c: c["tensors"]["transposed"]["pieces"][0].update(start=1), "transposed is not whole"),
+    "a longer file": (
+        lambda c: c["tensors"]["state_dict/model.b"].update(shape=[0], pieces=[]),
+        "it has [0-9]+ bytes of tensors, not",
+    ),
+    "fewer elements than the file has": (
+        lambda c: c["tensors"].update(
+            {
+                name: {
+                    "shape": [n],
+                    "dtype": "float32",
+                    "pieces": [{"file": "tensors.safetensors", "start": 0, "n": n}],
+                }
+                for name, n in {"transposed": 5, "more": 1}.items()
+            }
+        ),
+        r"transposed has 6 elements of float32, state\.json says 5",
+    ),
+    "another type": (
+        lambda c: c["tensors"]["transposed"].update(dtype="int32"),
+        r"transposed has 6 elements of float32, state\.json says 6 elements of int32",
+    ),
+    "a tensor of none": (
+        lambda c: c["state"]["dict"].append(["more", {"tensor": "more"}]),
+        "state has the tensor 'more', which is not among tensors",
+    ),
+    "no pair": (lambda c: c["state"]["dict"].append(["more", 1, 2]), "not a name and a value"),
+    "no name": (lambda c: c["state"]["dict"].append([{}, 1]), "not a name and a value"),
+    "no float": (lambda c: c["state"]["dict"].append(["more", {"float": "1"}]), "float in state"),
+    "no list": (lambda c: c["state"]["dict"].append(["more", {"list": "ab"}]), "list in state"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_a_state_that_contradicts_itself_is_refused_though_its_seal_is_right(folder, case):
+    change, said = CONTRADICTIONS[case]
+    content = json.loads((folder / "state.json").read_text())
+    change(content)
+    write_sealed(folder, content)
+    with pytest.raises(RunError, match=rf"damaged \(.*{said}"):
+        FolderCheckpointIO().load_checkpoint(folder)
+
+
 def test_a_folder_that_is_deleted_while_it_is_read_is_said_to_be_gone(folder):
     """As `trainer.keep_last` does; the advice was to delete it."""
     opened = CheckpointFolder(folder)
@@ -193,8 +255,7 @@ def test_any_range_is_read_from_pieces_of_any_size(tmp_path_factory, cuts, data)
         "tensors": {"x": {"shape": [5, 7], "dtype": "float64", "pieces": pieces}},
         "state": {"tensor": "x"},
     }
-    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    (folder / "state.json").write_text(json.dumps({"sha256": seal, **content}))
+    write_sealed(folder, content)
     opened = CheckpointFolder(folder)
     opened.verify()
     stored = opened.tensors["x"]
@@ -205,6 +266,24 @@ def test_any_range_is_read_from_pieces_of_any_size(tmp_path_factory, cuts, data)
     local = torch.zeros(stop - start)
     load_into(TensorShard(local, start, (5, 7)), stored)
     assert torch.equal(local, whole.flatten()[start:stop].float())
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (0, 2)])
+def test_elements_that_no_piece_holds_are_not_what_the_memory_held(tmp_path, starts):
+    """Pieces of as many elements as the tensor has, some of them twice."""
+    folder = tmp_path / "step-00000001"
+    folder.mkdir()
+    files = {}
+    for i in range(2):
+        file = folder / f"tensors-{i:05d}.safetensors"
+        save_file({"state_dict/model.x": torch.ones(3)}, file)
+        files[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    pieces = [{"file": file, "start": start, "n": 3} for file, start in zip(files, starts, strict=True)]
+    tensors = {"state_dict/model.x": {"shape": [6], "dtype": "float32", "pieces": pieces}}
+    write_sealed(folder, {"format": 2, "step": 1, "files": files, "tensors": tensors, "state": {"dict": []}})
+    for read in (CheckpointWeights(folder).__getitem__, lambda name: _open_run_checkpoint(folder).read(name, 0, 6)):
+        with pytest.raises(RunError, match=r"state\.json: damaged \(state_dict/model\.x is not whole\)"):
+            read("x")
 
 
 def test_another_shape_is_refused(folder):
