@@ -91,7 +91,6 @@ def obstacles(config: ModelConfig, family: Family, *, cached: bool = True) -> di
     derived = {
         "n_kv_heads": in_family["n_heads"],
         "head_dim": in_family["d_model"] // in_family["n_heads"],
-        "d_ff": 4 * in_family["d_model"],
         "attention.qkv_bias": in_family["bias"],
         "experts.d_ff": in_family["d_ff"] if in_family["experts.n_experts"] else None,
     }

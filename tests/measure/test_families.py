@@ -300,6 +300,10 @@ def test_heads_and_logits_that_the_config_does_not_tell_are_refused_by_name(unkn
     model.config.vocab_size = 60
     with pytest.raises(UsageError, match=r"its head gives \[1, 20, 61\] where its config says \[1, 20, 60\]"):
         measure(HFModel(model), PROBE % 60)
+    heads, model.config.vocab_size = model.config.num_attention_heads, 61
+    model.config.num_attention_heads = heads // 2
+    with pytest.raises(UsageError, match=rf"^block 1 has {heads} heads of width .* config says {heads // 2} of"):
+        measure(HFModel(model), PROBE)
     config = type(model.config)
     model.config.__class__ = type(config.__name__, (config,), {"head_dim": property(uneven)})
     with pytest.raises(UsageError, match=r"^this glm model is not measured: 'head_dim' is a per-layer attribute$"):

@@ -8,7 +8,9 @@ import transformers
 
 from birthmark.errors import UsageError
 from birthmark.measure.hf import HFModel
+from birthmark.measure.hf.attention_scores import FamilyScores
 from birthmark.models.attention.fused.backends import over_heads
+from birthmark.models.attention.positions import Placement
 
 transformers.logging.set_verbosity_error()
 
@@ -153,3 +155,21 @@ def test_rounding_that_sends_a_token_to_another_expert_is_no_difference(name, fa
             if "mlp.gate.weight" in module_name:
                 parameter.mul_(0.01)
     assert all(place.place != "attention" for place in HFModel(model).unseen())
+
+
+@pytest.mark.parametrize("n_rows", [9, 1])
+def test_a_block_of_scores_is_the_rows_of_all_scores(n_rows):
+    """Longer sequences than those of the other tests are scored some queries at a time."""
+    q, k = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 9, 4)
+    added, seen, minus = torch.randn(1, 3, n_rows, 9), torch.rand(2, 1, n_rows, 9) > 0.3, torch.randn(2, 3, 9)
+    scores = FamilyScores(q, k, 0.5, Placement(), 5, softcap=2.0, added=added, seen=seen)
+    place = torch.arange(9)
+    before = place[:, None] - place
+    expected = 2 * torch.tanh(0.5 * q @ k.mT / 2) + added - minus[..., None]
+    sees = (before >= 0) & (before < 5) & seen
+    for start, stop in ((0, 9), (0, 4), (4, 7), (7, 9)):
+        found, found_seen = scores.block(start, stop, minus)
+        n_keys = found.shape[-1]
+        assert not sees.expand(2, 3, 9, 9)[:, :, start:stop, n_keys:].any()
+        torch.testing.assert_close(found, expected[:, :, start:stop, :n_keys])
+        assert torch.equal(found_seen.expand(2, 1, -1, -1), sees[:, :, start:stop, :n_keys])

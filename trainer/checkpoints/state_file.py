@@ -160,7 +160,7 @@ def piece_of(runs: Runs) -> dict[str, int]:
 
 def make_up(found: Iterable[Runs], start: int, stop: int) -> bool:
     """Return True if runs hold every element of a range once, and nothing else."""
-    found = [runs for runs in found if runs.n]
+    found = [*found]
     # The beginning and length of every run: a matrix that is sharded along its columns has one in each row.
     starts = np.concatenate([[start], *(runs.start + runs.stride * np.arange(runs.n // runs.run) for runs in found)])
     lengths = np.concatenate([[0], *(np.full(runs.n // runs.run, runs.run) for runs in found)])

@@ -13,9 +13,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from birthmark.audit.certificate import commitment, content_of, order_inputs
+from birthmark.audit.certificate_check import Opened
 from birthmark.files import write_sealed_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
+from birthmark.metrics.weight_kinship import Kinship
 from birthmark.models.birth import born, digest
 from birthmark.models.by_block import DrawnWeights, HeldWeights
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
@@ -69,6 +71,7 @@ def test_a_certificate_commits_and_shows_no_seed(certified, certificate):
     secret = certified.path / "certificate.secret.json"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     told = json.loads(secret.read_text())
+    assert len(set(told["salt"])) > 4
     for what, value in (("init_seed", 3), ("birth", birth["digest"]), ("data_order", told["data_order"])):
         assert certificate["commitments"][what] == slow_commitment(what, value, told["salt"])
     assert told["data_order"]["data"]["data_seed"] == config.data.data_seed == 5
@@ -213,6 +216,9 @@ def changed(folder, change):
 
 def test_what_is_not_listed_is_kin_or_a_stranger(certified, verified, revealed, tmp_path):
     assert main(["export", str(certified.path), str(tmp_path / "theirs")]) == 0
+    # A change that rounding to bfloat16 takes away is one.
+    changed(tmp_path / "theirs", lambda name, tensor: tensor.nextafter(torch.zeros(())))
+    assert verified(tmp_path / "theirs", status=3)["verdict"] == "unlisted"
     changed(tmp_path / "theirs", lambda name, tensor: tensor * 1.01)
     assert verified(tmp_path / "theirs", status=3)["verdict"] == "unlisted"
     found = verified(tmp_path / "theirs", *revealed, status=3)
@@ -245,6 +251,12 @@ def test_a_certificate_of_another_birth_or_another_order_of_data_does_not_hold(
         assert main(["verify", str(tmp_path / "lie.json"), str(certified.path), *map(str, revealed)]) == 3
         said = {"birth": "drawn again, is not the one committed to", "data_order": "data order  is not what was"}
         assert said[what] in capsys.readouterr().out
+
+
+def test_too_few_tensors_show_no_descent():
+    kin = Kinship(cosine=0.9, p=math.nan)
+    assert kin.verdict is None
+    assert not Opened(init_seed=True, birth=True, kin=kin).holds
 
 
 def test_a_wrong_reveal_opens_nothing(certified, verified, certificate, capsys):

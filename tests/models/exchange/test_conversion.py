@@ -7,12 +7,13 @@ import pytest
 import torch
 import transformers
 import yaml
+from transformers.activations import ACT2FN
 
 from birthmark.errors import UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, DropoutConfig, InitConfig, ModelConfig
 from birthmark.models.exchange.conversion import config_from_json, config_to_json, family_of, tensor_mappings
-from birthmark.models.exchange.families import FAMILIES
+from birthmark.models.exchange.families import ACTIVATIONS, FAMILIES
 from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained, save_pretrained, write_pretrained
 from birthmark.models.exchange.written_layout import layout_of
 from birthmark.trainer.by_name.shipped_configs import find_config
@@ -185,6 +186,20 @@ def test_as_many_key_heads_as_heads_where_their_number_is_null(their_config):
     content = their_config("qwen2").to_dict()
     theirs = transformers.Qwen2Config(**content | {"num_key_value_heads": None})
     assert config_from_json(content | {"num_key_value_heads": None}).kv_heads == theirs.num_key_value_heads
+
+
+def test_a_number_of_key_heads_that_is_left_out_is_the_librarys(our_name, their_config):
+    theirs = their_config(our_name)
+    content = theirs.to_dict() | {"hidden_size": 128, "num_attention_heads": 64}
+    if content.pop("num_key_value_heads", None) is not None:
+        assert config_from_json(content).kv_heads == type(theirs)(**content).num_key_value_heads
+
+
+def test_activations_of_one_kind_are_one_function():
+    x = torch.linspace(-6, 6, 1001)
+    first = {kind: name for name, kind in reversed(ACTIVATIONS.items())}
+    for name, kind in ACTIVATIONS.items():
+        torch.testing.assert_close(ACT2FN[name](x), ACT2FN[first[kind]](x), atol=1e-5, rtol=1e-5)
 
 
 def test_dropout_and_an_unused_window_change_nothing(their_shape):

@@ -197,6 +197,7 @@ CONTRADICTIONS = {
         ),
         r"transposed has 6 elements of float32, state\.json says 5",
     ),
+    "no type": (lambda c: c["tensors"]["transposed"].update(dtype="nn"), "tensors.transposed.dtype is"),
     "another type": (
         lambda c: c["tensors"]["transposed"].update(dtype="int32"),
         r"transposed has 6 elements of float32, state\.json says 6 elements of int32",
@@ -303,6 +304,9 @@ def test_a_model_is_loaded_whole_and_what_it_lacks_is_named(tiny, tmp_path):
     FolderCheckpointIO().save_checkpoint({"global_step": 1, "state_dict": weights}, tmp_path / "c")
     loaded = load_model(config, tmp_path / "c").state_dict()
     assert all(torch.equal(loaded[name.removeprefix("model.")], tensor) for name, tensor in weights.items())
+    rows = CheckpointWeights(tmp_path / "c").rows("embed.weight", 3, 7)
+    assert torch.equal(rows, weights["model.embed.weight"][3:7])
+    assert not load_model(config, tmp_path / "c").training
     lost, _ = weights.popitem()
     FolderCheckpointIO().save_checkpoint({"global_step": 1, "state_dict": weights}, tmp_path / "c")
     with pytest.raises(RunError, match=f"has no {lost.removeprefix('model.')}"):
