@@ -24,7 +24,7 @@ from birthmark.data.probes import passage_probe, random_probe
 from birthmark.errors import RunError, UsageError
 from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.hf import HFModel
-from birthmark.measure.measurement import birth_reference, measure
+from birthmark.measure.measurement import BirthReference, birth_reference, measure
 from birthmark.measure.recorder import SnapshotRecorder, top_tokens
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.metrics.quantity import Quantity
@@ -360,6 +360,8 @@ def test_what_cannot_be_is_refused_in_one_line(llama, small_probe, tiny, tmp_pat
     refused("tokens_per_step is '5': give a whole", lambda: SnapshotRecorder(tmp_path, tokens_per_step="5"))
     other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama().config.to_dict() | {"vocab_size": 60}))
     refused("step-00000000: is of another model", lambda: SnapshotRecorder(tmp_path, small_probe).take(other, 1))
+    wider = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama().config.to_dict() | {"hidden_size": 64}))
+    refused("step-00000000: is of another model", lambda: SnapshotRecorder(tmp_path, small_probe).take(wider, 1))
     longer = tiny({"snapshot.seq_len": 9, "snapshot.batch_size": 4}).snapshot
     refused("or another probe", lambda: SnapshotRecorder(tmp_path, longer).take(llama(), 1))
     ids = {"random": np.ones((10, 8), np.int64)}
@@ -391,6 +393,8 @@ def test_top_tokens_are_the_ranking_with_texts_and_ranks_at_birth():
     assert json.loads(json.dumps(plain)) == plain
     texts = top_tokens(arrays, None, 9, lambda ids: [f"t{i}" for i in ids])
     assert [token["text"] for token in texts] == ["t1", "t3", "t2", "t0"]
+    birth = BirthReference(np.zeros((2, 3)), np.array([0.1, 0.2, 0.3, 0.4]))
+    assert [token["rank_at_birth"] for token in top_tokens(arrays, birth, 9, None)] == [3, 1, 2, 4]
 
 
 @pytest.mark.heavy
@@ -411,8 +415,8 @@ def test_the_loop_in_the_docs_runs(llama, token_batches, tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("probe", "match"),
     [
-        (np.full((8, 16), 99), "probes 'text' has token 99: this model has 0 to 39"),
-        (np.full((8, 16), -1), "probes 'text' has token -1: this model has 0 to 39"),
+        (np.full((8, 16), 40), "probes 'text' has token 40: this model has 0 to 39"),
+        (np.arange(128).reshape(8, 16) % 9 - 1, "probes 'text' has token -1: this model has 0 to 39"),
         (np.zeros(16, dtype=np.int64), r"probes 'text' has shape \[16\]: give \[N, T\]"),
         (np.zeros((8, 16)), "probes 'text' has float64 numbers: give token ids"),
         (np.zeros((8, 1), dtype=np.int64), "probes 'text' has 1 positions: give at least 2"),

@@ -9,6 +9,7 @@ import transformers
 from birthmark.errors import UsageError
 from birthmark.measure.hf import HFModel
 from birthmark.measure.hf.attention_scores import FamilyScores
+from birthmark.measure.hf.same_attention import times_allowed
 from birthmark.models.attention.fused.backends import over_heads
 from birthmark.models.attention.positions import Placement
 
@@ -173,3 +174,15 @@ def test_a_block_of_scores_is_the_rows_of_all_scores(n_rows):
         assert not sees.expand(2, 3, 9, 9)[:, :, start:stop, n_keys:].any()
         torch.testing.assert_close(found, expected[:, :, start:stop, :n_keys])
         assert torch.equal(found_seen.expand(2, 1, -1, -1), sees[:, :, start:stop, :n_keys])
+
+
+def test_one_row_all_rows_and_a_channel_beside_a_massive_one_are_judged():
+    own = torch.randn(1, 1024, 16)
+    one, massive = own.clone(), own * torch.tensor([1e4, *[1.0] * 15])
+    one[0, 5] *= 1 + 6e-3
+    channel = massive.clone()
+    channel[..., 3] *= 1 + 2e-2
+    # Rounding moves every number by a thousandth: the row by 6 times that, all rows by 3 times, a channel by 20 times.
+    for theirs, observed in ((own, one), (own, own * (1 + 3e-3)), (massive, channel)):
+        assert 1.4 < times_allowed(theirs, observed, observed * (1 + 1e-3)) < 4
+    assert times_allowed(own, own, own * (1 + 1e-3)) == 0
