@@ -351,6 +351,8 @@ from birthmark.errors import RunError
 from birthmark.trainer.checkpoints.writer import BackgroundWriter
 folder, limit = Path(sys.argv[1]), resource.getrlimit(resource.RLIMIT_FSIZE)
 io = BackgroundWriter(asynchronous=True)
+complete = []
+io.on_complete = lambda: complete.append(sorted(f.name for f in folder.iterdir()))
 def save(step):
     io.save({"global_step": step, "w": torch.full((100_000,), float(step))}, folder / f"step-{step}", shared=False)
 save(1)
@@ -370,6 +372,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 save(4)
 io.teardown()
 print(sorted(f.name for f in folder.iterdir()))
+print(complete)
 """
 
 
@@ -384,6 +387,7 @@ def test_a_full_disk_is_told_at_the_next_call_and_leaves_the_checkpoint_before(t
     assert printed[2].startswith("the run's own ")
     assert "step-4: cannot be written" in printed[2]
     assert printed[3] == "['step-1', 'step-4']"
+    assert printed[4] == "[['step-1'], ['step-1', 'step-4']]"
     assert CheckpointFolder(tmp_path / "step-1").tensors["w"].whole().eq(1).all()
 
 
