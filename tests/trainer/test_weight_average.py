@@ -29,6 +29,13 @@ def averaged(config, tmp_path_factory):
     return run(config, tmp_path_factory.mktemp("ema") / "run")
 
 
+@pytest.fixture(scope="module")
+def plain(tiny, tmp_path_factory):
+    """The same run without an average."""
+    config = tiny({"trainer.checkpoint_every": 1, "trainer.max_steps": 5})
+    return run(config, tmp_path_factory.mktemp("plain") / "run")
+
+
 def average(run, step):
     return FolderCheckpointIO().load_checkpoint(run.checkpoint(step))["average"]["weights"]
 
@@ -42,8 +49,7 @@ def test_the_average_is_the_slow_formula_over_the_weights_after_every_step(avera
             torch.testing.assert_close(found.double(), slow / sum(shares), rtol=0, atol=1e-6)
 
 
-def test_the_average_changes_no_bit_of_training_and_is_measured_beside_it(averaged, tiny, tmp_path):
-    plain = run(tiny({"trainer.checkpoint_every": 1, "trainer.max_steps": 5}), tmp_path / "plain")
+def test_the_average_changes_no_bit_of_training_and_is_measured_beside_it(averaged, plain):
     assert same_weights(averaged, plain, 5)
     for key in ("train/loss", "val/loss", "bias/alignment"):
         assert logged(averaged, key) == logged(plain, key)
@@ -87,7 +93,8 @@ def test_averages_are_models_by_name_and_are_exported(averaged, tmp_path):
     assert all(torch.equal(loaded[name], found) for name, found in average(averaged, 4).items())
     mean = open_source_with_birth(f"{averaged.path}@4@mean3").load().state_dict()
     for name in average(averaged, 4):
-        torch.testing.assert_close(mean[name], sum(weights(averaged, i)[f"model.{name}"] for i in (2, 3, 4)) / 3)
+        total = sum(weights(averaged, i)[f"model.{name}"].double() for i in (2, 3, 4))
+        assert torch.equal(mean[name], (total / 3).float())
     assert main(["export", f"{averaged.path}@ema", str(tmp_path / "out")]) == 0
     assert "the moving average of the weights" in (tmp_path / "out" / "README.md").read_text()
 
@@ -103,6 +110,11 @@ def test_averages_are_models_by_name_and_are_exported(averaged, tmp_path):
 def test_averages_that_do_not_exist_are_named(averaged, name, expected):
     with pytest.raises(UsageError, match=expected):
         open_source_with_birth(f"{averaged.path}{name}").load()
+
+
+def test_a_run_without_an_average_has_none_to_open(plain):
+    with pytest.raises(UsageError, match=r"step-00000005: has no averaged weights, .* leave @ema out"):
+        open_source_with_birth(f"{plain.path}@ema").load()
 
 
 @pytest.mark.parametrize("ema", [0.0, 1.0, -1.0, float("nan")])
