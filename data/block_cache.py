@@ -124,27 +124,25 @@ def _opened(path: Path, start: bytes) -> tuple[BinaryIO, bytes]:
     """
     import fcntl  # Windows has none
 
-    if path.is_file():
-        file = path.open("r+b", buffering=0)
-        found = file.read(len(start))
-        alike = len(found) == len(start) and found[:_SIZED_FROM] == start[:_SIZED_FROM]
-        if found == start or (alike and _is_held(file)):
-            fcntl.flock(file, fcntl.LOCK_SH)
-            return file, found
-        file.close()
-    new = path.with_name(f"{path.name}.new")
-    new.write_bytes(start)
-    new.replace(path)
+    if not path.is_file() or not _is_usable(path, start):
+        new = path.with_name(f"{path.name}.new")
+        new.write_bytes(start)
+        new.replace(path)
     file = path.open("r+b", buffering=0)
     fcntl.flock(file, fcntl.LOCK_SH)
-    return file, start
+    return file, file.read(len(start))
 
 
-def _is_held(file: BinaryIO) -> bool:
+def _is_usable(path: Path, start: bytes) -> bool:
+    """Return True for a file that begins with ``start``, and for one of other size that somebody has open."""
     import fcntl
 
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+    with path.open("r+b", buffering=0) as file:
+        found = file.read(len(start))
+        if found == start or len(found) < len(start) or found[:_SIZED_FROM] != start[:_SIZED_FROM]:
+            return found == start
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False

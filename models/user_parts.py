@@ -8,6 +8,7 @@ and the part's outputs at earlier positions and in other sequences must stay as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,24 +89,35 @@ def _try(attention: Attention, place: Placement, n_positions: int, first_changed
         outputs = _outputs(attention.eval(), x_BTD, place)
         _outputs(attention.train(), other_BTD, place)
         attention.load_state_dict(resumed)
-        for (part, before), (_, after) in zip(outputs, _outputs(attention.eval(), x_BTD, place), strict=True):
-            if _differ(before, after).any():
-                raise UsageError(
-                    f"{name_in_config(part)}: its output for the same input and parameters changes from call to call, "
-                    "so that no resumed run goes on as it was; keep nothing between calls, and draw from torch alone"
-                )
-        for (part, before), (_, after) in zip(outputs, _outputs(attention, later_BTD, place), strict=True):
-            if _differ(before, after)[..., :first_changed, :].any():
-                raise UsageError(
-                    f"{name_in_config(part)}: its output at a position changes with a later one, so that a model would "
-                    "see the tokens that it predicts; read no position after a query's own"
-                )
-        for (part, before), (_, after) in zip(outputs, _outputs(attention, other_BTD, place), strict=True):
-            if _differ(before, after)[0].any():
-                raise UsageError(
-                    f"{name_in_config(part)}: its output for a sequence changes with another one of the batch; read "
-                    "each sequence by itself"
-                )
+        _require_alike(
+            outputs,
+            _outputs(attention.eval(), x_BTD, place),
+            ...,
+            "for the same input and parameters changes from call to call, so that no resumed run goes on as it was; "
+            "keep nothing between calls, and draw from torch alone",
+        )
+        _require_alike(
+            outputs,
+            _outputs(attention, later_BTD, place),
+            (..., slice(first_changed), slice(None)),
+            "at a position changes with a later one, so that a model would see the tokens that it predicts; read no "
+            "position after a query's own",
+        )
+        _require_alike(
+            outputs,
+            _outputs(attention, other_BTD, place),
+            0,
+            "for a sequence changes with another one of the batch; read each sequence by itself",
+        )
+
+
+def _require_alike(
+    outputs: list[tuple[nn.Module, Tensor]], others: list[tuple[nn.Module, Tensor]], where: Any, words: str
+) -> None:
+    """Raise UsageError with these words for the first part whose outputs of two passes differ in a place."""
+    for (part, before), (_, after) in zip(outputs, others, strict=True):
+        if _differ(before, after)[where].any():
+            raise UsageError(f"{name_in_config(part)}: its output {words}")
 
 
 def _outputs(attention: Attention, x_BTD: Tensor, place: Placement) -> list[tuple[nn.Module, Tensor]]:

@@ -153,7 +153,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(tiny, folder, free_port, python):
-    """How the processes of several runs ended: name of the run → (rank, status, seconds after SIGSTOP or the first)."""
+    """Train several runs; return their ends: name of the run → (rank, status, seconds after SIGSTOP or the first)."""
     (folder / "sleeper.py").write_text(SLEEPER)
     sleeps = {"snapshot.enabled": True, "snapshot.metrics": ["sleeper:Sleeper"], "trainer.checkpoint_every": 3}
     runs = {name: {**run, "fields": fields_of(run["strategy"])} for name, run in STOPPED.items()}
